@@ -1,0 +1,47 @@
+"""leftward: the whole life of decoder-only language models, from raw text to a model that is seen through.
+
+    import leftward as lw
+    run = lw.train("recipe.yaml")
+    model = lw.load("runs/my-run")
+    print(model.generate("Once upon a time", max_tokens=60))
+
+The public names are imported when first used, so that `import leftward` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leftward.config import Config as Config
+    from leftward.language_model import LanguageModel as LanguageModel
+    from leftward.language_model import load as load
+    from leftward.model.decoder import Decoder as Decoder
+    from leftward.text.tokenizer import Tokenizer as Tokenizer
+    from leftward.training.loop import train as train
+    from leftward.training.recipe import Recipe as Recipe
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "leftward.config",
+    "Decoder": "leftward.model.decoder",
+    "LanguageModel": "leftward.language_model",
+    "Recipe": "leftward.training.recipe",
+    "Tokenizer": "leftward.text.tokenizer",
+    "load": "leftward.language_model",
+    "train": "leftward.training.loop",
+}
+
+__all__ = ["Config", "Decoder", "LanguageModel", "Recipe", "Tokenizer", "__version__", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,1 @@
+"""The command line: one file a verb. Parses, calls, prints; no logic of its own, and no torch before it is needed."""

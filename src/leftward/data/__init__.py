@@ -1,0 +1,1 @@
+"""From raw sources to batches of tokens."""

@@ -1,0 +1,1 @@
+"""Model directories: ours and those of other tools."""

@@ -1,0 +1,1 @@
+"""The Decoder and its parts. Torch only: nothing in here knows of files, text or training."""
