@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from leftward.language_model import load as load
     from leftward.model.decoder import Decoder as Decoder
     from leftward.text.tokenizer import Tokenizer as Tokenizer
-    from leftward.training.loop import train as train
+    from leftward.runs import Run as Run
+    from leftward.runs import resume as resume
+    from leftward.runs import train as train
     from leftward.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
@@ -29,12 +31,25 @@ _HOME = {
     "Decoder": "leftward.model.decoder",
     "LanguageModel": "leftward.language_model",
     "Recipe": "leftward.training.recipe",
+    "Run": "leftward.runs",
     "Tokenizer": "leftward.text.tokenizer",
     "load": "leftward.language_model",
-    "train": "leftward.training.loop",
+    "resume": "leftward.runs",
+    "train": "leftward.runs",
 }
 
-__all__ = ["Config", "Decoder", "LanguageModel", "Recipe", "Tokenizer", "__version__", "load", "train"]
+__all__ = [
+    "Config",
+    "Decoder",
+    "LanguageModel",
+    "Recipe",
+    "Run",
+    "Tokenizer",
+    "__version__",
+    "load",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

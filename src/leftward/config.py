@@ -165,7 +165,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
     (
         ("positions", "d_model", "n_heads", "head_dim"),
         _rotary_pairs_up,
-        "rotary positions rotate pairs: head_dim (d_model / n_heads unless set) must be even",
+        "head_dim (d_model / n_heads unless set) must be even: rotary positions rotate pairs",
     ),
     (("rope_base",), lambda c: c.rope_base > 0, "rope_base is {rope_base}: it must be above 0"),
     (("norm_eps",), lambda c: 0 < c.norm_eps < 1, "norm_eps is {norm_eps}: it must be between 0 and 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +27,7 @@ def relu2(x: Tensor) -> Tensor:
 
 
 # feed_forward → what stands between the two matrices
-ACTIVATIONS = {"swiglu": swiglu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": swiglu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 
 
 class FeedForward(nn.Module):

@@ -47,7 +47,7 @@ def make_norm(config: Config) -> nn.Module:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of `x` [..., width]; `weight` may be any shape that broadcasts against x, such as one row a head."""
     if torch.is_grad_enabled() and x.requires_grad:
-        return _RMSNormWithGradient.apply(x, weight, eps)  # type: ignore[no-any-return]
+        return _RMSNormWithGradient.apply(x, weight, eps)
     return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype) * weight
 
 

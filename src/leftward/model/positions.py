@@ -33,7 +33,7 @@ def rotary_angles(config: Config, positions: Tensor, dtype: torch.dtype) -> Angl
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Turn the pairs (i, i + head_dim / 2) of `x` [B, T, H, head_dim] by their angles."""
-    return _Rotate.apply(x, *angles)  # type: ignore[no-any-return]
+    return _Rotate.apply(x, *angles)
 
 
 class _Rotate(torch.autograd.Function):

@@ -1,0 +1,104 @@
+"""`leftward train`: a recipe, or text and the defaults, to a run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leftward.cli.terminal import Watcher
+from leftward.errors import UserError
+from leftward.training.progress import Interrupted
+from leftward.training.recipe import Recipe, override, read_yaml
+
+if TYPE_CHECKING:
+    from leftward.runs import Run
+
+
+def train(
+    context: typer.Context,
+    recipe_and_overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE.yaml] [key.sub=value]...", help="A recipe, and settings laid over it.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Text: a file, directory, glob, - (stdin) or builtin:python-reference. Repeatable."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole recipe, every field, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+) -> None:
+    """Train a model on text, from a recipe or with the defaults.
+
+    Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
+    """
+    arguments = list(recipe_and_overrides or [])
+    if resume is not None:
+        if arguments or data or out or dry_run:
+            raise UserError("--resume goes on with the run's own recipe: give it alone")
+        show_result(resume_run(context, resume), as_json)
+        return
+    values = read_yaml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
+    if not values and not data and not arguments:
+        raise UserError("nothing to train on: give a recipe, or text with --data PATH (`leftward train --help`)")
+    recipe = Recipe.from_dict(override(values, [*options(data, out), *arguments]))
+    if dry_run:
+        typer.echo(recipe.to_yaml(), nl=False)
+        return
+    show_result(start_run(context, recipe), as_json)
+
+
+def options(data: list[str] | None, out: str | None) -> list[str]:
+    """The command line's shorthands as overrides."""
+    paths = json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False) if data else None
+    return [
+        *([f"data.path={paths}"] if paths else []),
+        *([f"out={json.dumps(out, ensure_ascii=False)}"] if out else []),
+    ]
+
+
+def start_run(context: typer.Context, recipe: Recipe) -> Run:
+    """Train `recipe` before the user's eyes."""
+    from leftward import runs
+
+    with _explained(), Watcher() as watcher:
+        return runs.train(recipe, observer=watcher, started=context.obj["started"])
+
+
+def resume_run(context: typer.Context, directory: Path) -> Run:
+    from leftward import runs
+
+    with _explained(), Watcher() as watcher:
+        return runs.resume(directory, observer=watcher, started=context.obj["started"])
+
+
+def show_result(run: Run, as_json: bool) -> None:
+    summary = run.summary
+    if as_json:
+        typer.echo(json.dumps({"run": str(run.directory), **summary}))
+        return
+    typer.echo(
+        f"validation loss {summary['val_loss']:.4f} ({summary['val_bits_per_byte']:.4f} bits/byte) after "
+        f"{summary['steps']:,} steps, {summary['tokens']:,} tokens, {summary['wall_s']:.1f} s\n"
+        f"the model is in {run.directory}; try: leftward generate {run.directory}"
+    )
+
+
+class _explained:
+    """Says how to go on when a run is interrupted, and leaves with the code that a shell expects."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Interrupted):
+            typer.echo(f"\nsaved; go on with: leftward train --resume {error.directory}", err=True)
+            raise typer.Exit(130)
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("\ninterrupted before training began: nothing was written; run the same command again", err=True)
+            raise typer.Exit(130)

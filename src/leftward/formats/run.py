@@ -1,0 +1,147 @@
+"""A model directory: config.json, model.safetensors and the tokenizer's files, as transformers has them.
+
+A run directory is one, with the training's own files beside. What is read here may come from anywhere, so everything
+about it that can be wrong is one line that names the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leftward import files
+from leftward.config import Config
+from leftward.errors import UserError
+from leftward.formats.hf import from_hf, to_hf
+from leftward.formats.tensors import read_tensors, write_tensors
+from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
+
+WEIGHTS = "model.safetensors"
+_SHARDS = "model.safetensors.index.json"
+_COMPILED = "_orig_mod."  # what torch.compile puts into the names of the weights
+
+
+def save_model(
+    directory: Path,
+    config: Config,
+    state: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model directory. The weights come last, so that a directory that has them has the rest.
+
+    Args:
+        state: a Decoder's state dict; its dtype is the file's.
+        generation: what generation_config.json says beside the tokenizer's special ids.
+
+    Raises:
+        UserError: the disk refuses; the files that were there are as they were.
+    """
+    config_json, tensors = to_hf(config, _plain_names(state))
+    ids = {} if tokenizer is None else {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    with files.writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        tokenizer.save(directory, model_max_length=config.max_seq_len)
+    named = {key: value for key, value in ids.items() if value is not None}
+    files.write_json(directory / "generation_config.json", named | dict(generation or {}))
+    files.write_json(directory / "config.json", config_json | ids)
+    write_tensors(directory / WEIGHTS, tensors)
+
+
+def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:
+    """Put other weights into a model directory that `save_model` made with the same Config. Raises: as `save_model`."""
+    write_tensors(directory / WEIGHTS, to_hf(config, _plain_names(state))[1])
+
+
+def load_model(
+    directory: Path | str, dtype: torch.dtype = torch.float32
+) -> tuple[Decoder, Tokenizer | None, dict[str, Any]]:
+    """Read a model directory: the Decoder in evaluation mode, its tokenizer if it has one, and generation_config.json.
+
+    Raises:
+        UserError: a file is missing, damaged or does not fit the others, or the model is of a kind not supported yet.
+    """
+    directory = Path(directory)
+    if not directory.exists():
+        raise UserError(f"{directory} does not exist")
+    if not (directory / "config.json").is_file():
+        what = "is not a directory" if directory.is_file() else "has no config.json"
+        raise UserError(f"{directory} is not a model directory: it {what}")
+    config_json = _read_object(directory / "config.json")
+    path, tensors = _read_weights(directory)
+    try:
+        config, state = from_hf(config_json, tensors)
+    except UserError as error:
+        where = path if str(error).startswith("tensor ") else directory / "config.json"
+        raise UserError(f"{where}: {error}") from None
+    decoder = build_decoder(config, {name: tensor.to(dtype) for name, tensor in state.items()})
+    tokenizer = Tokenizer.load(directory) if (directory / "tokenizer.json").exists() else None
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{directory / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, but the model's vocabulary holds "
+            f"{config.vocab_size}: it is another model's tokenizer"
+        )
+    return decoder, tokenizer, _read_generation(directory, config_json)
+
+
+def build_decoder(config: Config, state: Mapping[str, Tensor]) -> Decoder:
+    """A Decoder in evaluation mode around the tensors of `state`, which it keeps: nothing is drawn or copied."""
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    tied = {"head.weight": state["embed.weight"]} if config.tie_embeddings else {}
+    decoder.load_state_dict({**state, **tied}, assign=True)
+    if config.tie_embeddings:  # assigning has put two parameters where one was
+        decoder.head.weight = decoder.embed.weight
+    return decoder.requires_grad_(True).eval()
+
+
+def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.replace(_COMPILED, ""): tensor for name, tensor in state.items()}
+
+
+def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:
+    """All tensors of the one file, or of the several that an index names, with the file to blame for what they are."""
+    path, index_path = directory / WEIGHTS, directory / _SHARDS
+    if path.exists() or not index_path.exists():
+        if not path.exists() and (directory / "checkpoints").is_dir():
+            raise UserError(
+                f"{path} is missing: the training has not got that far; leftward train --resume {directory}"
+            )
+        return path, read_tensors(path)
+    names = _read_object(index_path).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index_path} is damaged: it has no weight_map")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(names.values())):
+        if Path(name).name != name:
+            raise UserError(f"{index_path} names {name!r}, which is not a file beside it")
+        tensors |= read_tensors(directory / name)
+    return index_path, tensors
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = files.read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it must hold an object")
+    return content
+
+
+def _read_generation(directory: Path, config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json, or what config.json says where there is none. eos_token_id is always a list."""
+    path = directory / "generation_config.json"
+    if path.exists():
+        values = _read_object(path)
+    else:
+        path = directory / "config.json"
+        values = {key: config_json.get(key) for key in ("bos_token_id", "eos_token_id")}
+    bos, eos = values.get("bos_token_id"), values.get("eos_token_id")
+    eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token_id) is int for token_id in ([] if bos is None else [bos]) + eos):
+        raise UserError(f"{path}: bos_token_id {bos!r} and eos_token_id {eos!r} must be integers")
+    return {**values, "bos_token_id": bos, "eos_token_id": eos}

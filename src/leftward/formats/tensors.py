@@ -1,0 +1,40 @@
+"""Reading and writing .safetensors: the one format that our weights and training state are kept in. No pickle, ever."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from leftward.errors import UserError
+from leftward.files import write_atomic
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write `tensors` to `path`, whole or not at all. Raises: UserError where the disk refuses."""
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, lambda temporary: _save(temporary, contiguous))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of `path`. Raises: UserError where the file is missing, cut short or not safetensors."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing")
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from None
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        # The library reports the operating system's error as text alone: "… (os error 28)".
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+            if f"os error {number})" in str(error):
+                raise OSError(number, str(error), str(path)) from error
+        raise

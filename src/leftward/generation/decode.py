@@ -1,0 +1,262 @@
+"""The decoding loop: prompts in, one event a token out, for one sequence or many at once.
+
+A prompt is read in one pass (prefill); then each pass adds one token to every unfinished sequence. Streaming and
+batches are this same loop. Not here: a queue of requests that come and go, which is the engine's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leftward.errors import UserError
+from leftward.generation.sampling import Sampling, choose
+from leftward.model.cache import KVCache
+from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "context"]
+"""stop: an end-of-text token or a stop text. length: max_tokens. context: prompt and output fill max_seq_len."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of one sequence."""
+
+    row: int
+    token_id: int | None
+    """None where a sequence ends without a token: there was no room for one."""
+    text: str
+    """What may be shown now: never half a character, never a part of a stop text. The texts of a row join to its
+    whole output."""
+    finish_reason: FinishReason | None = None
+
+
+def decode(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[Sampling],
+    *,
+    eos_ids: Collection[int] = (),
+    excluded: Tensor | None = None,
+    truncate: Literal["left"] | None = None,
+) -> Iterator[Event]:
+    """Continue each prompt. Every row ends with one event that has a finish reason.
+
+    Args:
+        decoder: in evaluation mode.
+        prompts: token ids.
+        samplings: for each prompt; one without a seed draws one.
+        eos_ids: tokens that end a sequence; they are not shown.
+        excluded: [V], True for ids that must not be chosen.
+        truncate: "left" drops the beginning of a prompt that is longer than the context.
+
+    Raises:
+        UserError: a prompt is empty, too long or holds unknown ids (before anything is computed), or the model is
+            broken.
+    """
+    if decoder.training:
+        raise ValueError("the decoder is in training mode: call decoder.eval() first")
+    longest = decoder.config.max_seq_len
+    prompts = [
+        _fitting(prompt, sampling.max_tokens, longest, truncate)
+        for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
+    for prompt in prompts:
+        _check_ids(prompt, decoder.config.vocab_size)
+    rows = [
+        _Row(number, prompt, sampling, longest - len(prompt), tokenizer)
+        for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+    ]
+    return _run(decoder, rows, frozenset(eos_ids), excluded)
+
+
+class StopScanner:
+    """Holds back what may be the beginning of a stop text, and cuts where one is complete.
+
+    The text that is complete first wins, and of two that end together the longer one; where the pieces of the text
+    begin and end makes no difference.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """What may be shown now, and whether a stop text is complete."""
+        if not self._stops:
+            return piece, False
+        text = self._held + piece
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        longest = min(max(map(len, self._stops)) - 1, len(text))
+        begins = (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops))
+        keep = len(text) - next(begins, 0)
+        self._held = text[keep:]
+        return text[:keep], False
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+class _Row:
+    """One sequence on its way: what it may still do, its random numbers, and the text that is not shown yet."""
+
+    def __init__(
+        self, number: int, prompt: Sequence[int], sampling: Sampling, room: int, tokenizer: Tokenizer
+    ) -> None:
+        self.number = number
+        self.prompt = prompt
+        self.sampling = sampling
+        self.random = random.Random(sampling.seeded().seed)
+        self.left = min(sampling.max_tokens, room)  # tokens
+        self.end: FinishReason = "length" if sampling.max_tokens <= room else "context"
+        self.pieces = tokenizer.stream_decoder(prompt)
+        self.scanner = StopScanner(sampling.stop)
+        self.last_id = prompt[-1]
+
+    def accept(self, token_id: int, eos_ids: frozenset[int]) -> Event:
+        self.last_id = token_id
+        self.left -= 1
+        if token_id in eos_ids:
+            return self._finish(token_id, "", "stop")
+        text, stopped = self.scanner.feed(self.pieces.feed(token_id))
+        if stopped:
+            return Event(self.number, token_id, text, "stop")
+        if self.left == 0:
+            return self._finish(token_id, text, self.end)
+        return Event(self.number, token_id, text)
+
+    def _finish(self, token_id: int, text: str, reason: FinishReason) -> Event:
+        # An incomplete character may complete a stop text, as U+FFFD.
+        rest, stopped = self.scanner.feed(self.pieces.flush())
+        return Event(self.number, token_id, text + rest + self.scanner.flush(), "stop" if stopped else reason)
+
+
+def _fitting(
+    prompt: Sequence[int], max_tokens: int, max_seq_len: int, truncate: Literal["left"] | None
+) -> Sequence[int]:
+    if not prompt:
+        raise UserError("the prompt is empty, and the tokenizer has no token that begins a text: give it some text")
+    if len(prompt) <= max_seq_len:
+        return prompt
+    if truncate is None:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, more than the model's context of {max_seq_len}: shorten it, "
+            "or drop its beginning with truncate left"
+        )
+    # At least half of the context stays prompt, however much is asked for.
+    return prompt[-(max_seq_len - min(max_tokens, max_seq_len // 2)) :]
+
+
+def _check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        wrong = next(token_id for token_id in prompt if not 0 <= token_id < vocab_size)
+        raise UserError(f"token id {wrong} is not in the model's vocabulary of {vocab_size} (ids from 0)")
+
+
+def _run(decoder: Decoder, rows: list[_Row], eos_ids: frozenset[int], excluded: Tensor | None) -> Iterator[Event]:
+    for row in rows:
+        if row.left == 0:
+            yield Event(row.number, None, "", row.end)
+    rows = [row for row in rows if row.left]
+    if not rows:
+        return
+    cache, logits = _prefill(decoder, rows)
+    seen = _seen_tokens(rows, logits)
+    groups = _group(rows)
+    while True:
+        for row, token_id in zip(rows, _choose(logits, rows, groups, seen, excluded), strict=True):
+            event = row.accept(token_id, eos_ids)
+            if event.finish_reason is not None:
+                row.left = 0
+            yield event
+        if seen is not None:
+            seen[range(len(rows)), [row.last_id for row in rows]] = True
+        kept = [i for i, row in enumerate(rows) if row.left]
+        if not kept:
+            return
+        if len(kept) < len(rows):
+            rows = [rows[i] for i in kept]
+            cache = cache.fork(kept)
+            seen = None if seen is None else seen[kept]
+            groups = _group(rows)
+        logits = _step(decoder, rows, cache)
+
+
+@torch.inference_mode()
+def _prefill(decoder: Decoder, rows: list[_Row]) -> tuple[KVCache, Tensor]:
+    """Read the prompts, each different one once. Gives the cache and the next token's logits, [B, V]."""
+    device, dtype = decoder.embed.weight.device, decoder.embed.weight.dtype
+    different = list(dict.fromkeys(tuple(row.prompt) for row in rows))
+    lengths = [len(prompt) for prompt in different]
+    # The last token that is generated need not be read.
+    capacity = max(len(row.prompt) + row.left - 1 for row in rows)
+    cache = KVCache(decoder.config, len(different), capacity, dtype, device)
+    ids = torch.zeros(len(different), max(lengths), dtype=torch.long)
+    for i, prompt in enumerate(different):
+        ids[i, : len(prompt)] = torch.tensor(prompt)
+    hidden = decoder.hidden(ids.to(device), cache, lengths)  # [B, T, D]
+    last = hidden[range(len(different)), [length - 1 for length in lengths]]
+    logits = decoder.head(last)
+    if len(different) < len(rows):
+        place = {prompt: i for i, prompt in enumerate(different)}
+        places = [place[tuple(row.prompt)] for row in rows]
+        cache, logits = cache.fork(places), logits[places]
+    return cache, logits
+
+
+@torch.inference_mode()
+def _step(decoder: Decoder, rows: list[_Row], cache: KVCache) -> Tensor:
+    """Read each row's last token. Gives the next one's logits, [B, V]."""
+    ids = torch.tensor([[row.last_id] for row in rows], device=decoder.embed.weight.device)
+    return decoder(ids, cache)[:, -1]
+
+
+@torch.inference_mode()
+def _choose(
+    logits: Tensor,
+    rows: list[_Row],
+    groups: list[tuple[Sampling, list[int]]],
+    seen: Tensor | None,
+    excluded: Tensor | None,
+) -> list[int]:
+    if excluded is not None:
+        logits = logits.masked_fill(excluded, -torch.inf)
+    chosen = [0] * len(rows)
+    for sampling, members in groups:
+        everyone = len(members) == len(rows)
+        part = logits if everyone else logits[members]
+        part_seen = None if seen is None or sampling.repetition_penalty == 1 else seen if everyone else seen[members]
+        draws = [rows[i].random.random() for i in members]
+        for i, token_id in zip(members, choose(part, sampling, draws, part_seen), strict=True):
+            chosen[i] = token_id
+    return chosen
+
+
+def _group(rows: list[_Row]) -> list[tuple[Sampling, list[int]]]:
+    """Rows that differ in nothing but their seed are computed together."""
+    groups: dict[Sampling, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(dataclasses.replace(row.sampling, seed=None), []).append(i)
+    return list(groups.items())
+
+
+def _seen_tokens(rows: list[_Row], logits: Tensor) -> Tensor | None:
+    """[B, V], True for the tokens of each prompt; None where no row asks for a repetition penalty."""
+    if all(row.sampling.repetition_penalty == 1 for row in rows):
+        return None
+    seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    for i, row in enumerate(rows):
+        seen[i, list(row.prompt)] = True
+    return seen

@@ -1,0 +1,224 @@
+"""A Decoder with its tokenizer: what users hold in their hands. Text goes in and text comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from leftward.config import Config
+from leftward.errors import UserError, nearest
+from leftward.formats.run import load_model
+from leftward.generation.decode import Event, decode
+from leftward.generation.sampling import Sampling
+from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
+
+
+def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32") -> LanguageModel:
+    """Read a run directory of ours, or a Hugging Face model directory.
+
+    Raises:
+        UserError: it is not there, damaged, or of a kind that is not supported yet.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is {dtype!r}: {nearest(str(dtype), DTYPES)}")
+    decoder, tokenizer, generation = load_model(path, DTYPES[dtype])
+    if tokenizer is None:
+        raise UserError(f"{Path(path) / 'tokenizer.json'} is missing")
+    return LanguageModel(decoder, tokenizer, eos_ids=generation["eos_token_id"])
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds a text. One entry of `ids`, `tokens` and `logprobs` for each token that was predicted:
+    all of the text where the tokenizer has a token that begins a text, otherwise all but the first."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    """Each token's text; U+FFFD stands for a part of a character."""
+    logprobs: tuple[float, ...]
+    """Natural logarithms of the model's own probabilities: no temperature, no penalty."""
+    n_bytes: int
+    """Bytes of UTF-8 that the scored tokens stand for."""
+
+    @property
+    def nll(self) -> float:
+        """Negative log-likelihood of the text, in nats."""
+        return -math.fsum(self.logprobs)
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nll / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))  # e^710 is no float any more
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable across tokenizers."""
+        return self.nll / math.log(2) / self.n_bytes
+
+
+class LanguageModel:
+    """Generate from it, or ask how likely a text is. `decoder` is the torch module, ids [B, T] → logits [B, T, V]."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, eos_ids: Sequence[int] = ()) -> None:
+        """Puts `decoder` in evaluation mode. `eos_ids` end a text beside the tokenizer's own."""
+        self.decoder = decoder.eval()
+        self.tokenizer = tokenizer
+        own = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        self.eos_ids = frozenset([*eos_ids, *own])
+
+    @property
+    def config(self) -> Config:
+        return self.decoder.config
+
+    @overload
+    def generate(
+        self, prompt: str, *, n: Literal[1] = 1, truncate: Literal["left"] | None = None, **sampling: Any
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompt: str | Sequence[str], *, n: int = 1, truncate: Literal["left"] | None = None, **sampling: Any
+    ) -> list[str]: ...
+
+    def generate(
+        self, prompt: str | Sequence[str], *, n: int = 1, truncate: Literal["left"] | None = None, **sampling: Any
+    ) -> str | list[str]:
+        """Continue `prompt`; the prompt is not part of the result.
+
+        Args:
+            prompt: one text, or several that are continued at once. An empty one begins a text.
+            n: samples of each prompt.
+            truncate: "left" drops the beginning of a prompt that is longer than the context.
+            sampling: the fields of `Sampling`: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
+                seed, stop.
+
+        Returns:
+            A text for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
+
+        Raises:
+            UserError: unknown settings or values out of range; a prompt that is too long or that the tokenizer can't
+                write.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        texts = [""] * (len(prompts) * n)
+        for event in self.events(prompts, Sampling.of(sampling), n=n, truncate=truncate):
+            texts[event.row] += event.text
+        return texts[0] if isinstance(prompt, str) and n == 1 else texts
+
+    def stream(self, prompt: str, *, truncate: Literal["left"] | None = None, **sampling: Any) -> Iterator[str]:
+        """The same text as `generate`, in pieces as they come. Raises: UserError, at once and not at the first piece."""
+        events = self.events([prompt], Sampling.of(sampling), truncate=truncate)
+        return (event.text for event in events if event.text)
+
+    def events(
+        self, prompts: Sequence[str], sampling: Sampling, *, n: int = 1, truncate: Literal["left"] | None = None
+    ) -> Iterator[Event]:
+        """The decoding itself: an event a token, with the reason where a sample ends.
+
+        Sample i of prompt p is row p · n + i. It has the seed that `sampling.seeded(i)` says, whatever else is in the
+        batch. Raises: as `generate`, at once.
+        """
+        if type(n) is not int or n < 1:
+            raise UserError(f"n is {n!r}: it must be a whole number, at least 1")
+        if truncate not in (None, "left"):
+            raise UserError(f"truncate is {truncate!r}: only 'left' is possible")
+        samplings = []
+        for _ in prompts:
+            first = sampling.seeded()
+            samplings += [first.seeded(i) for i in range(n)]
+        ids = [self._prompt_ids(prompt) for prompt in prompts for _ in range(n)]
+        return decode(
+            self.decoder,
+            self.tokenizer,
+            ids,
+            samplings,
+            eos_ids=self.eos_ids,
+            excluded=self._excluded,
+            truncate=truncate,
+        )
+
+    def score(self, text: str) -> Score:
+        """How likely the model finds `text` from its beginning on.
+
+        A text longer than the context is read in windows that overlap by half, and each token is scored in the first
+        window that holds it: behind at least half a context.
+
+        Raises:
+            UserError: nothing to predict in it, or characters that the tokenizer can't write.
+        """
+        ids = self._encode(text)
+        if len(ids) < 2:
+            raise UserError("nothing to score: the text has no token that another one comes before")
+        logprobs = self._logprobs(ids)
+        scored = [self.tokenizer.token_bytes(token_id) for token_id in ids[1:]]
+        return Score(
+            ids=tuple(ids[1:]),
+            tokens=tuple(part.decode("utf-8", errors="replace") for part in scored),
+            logprobs=tuple(logprobs),
+            n_bytes=sum(map(len, scored)),
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise UserError(f"a text must be a string; this is {type(text).__name__}")
+        return self.tokenizer.encode(text, add_bos=True)
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        """A prompt is the beginning of a text; where no token says that, the one that ends texts says it too."""
+        ids = self._encode(prompt)
+        return ids or sorted(self.eos_ids)[:1]
+
+    @torch.inference_mode()
+    def _logprobs(self, ids: list[int]) -> list[float]:
+        """Log-probability of every id but the first."""
+        context = self.config.max_seq_len
+        overlap = context - max(1, context // 2)
+        inputs = torch.tensor(ids[:-1], device=self.decoder.embed.weight.device)
+        targets = torch.tensor(ids[1:], device=inputs.device)
+        logprobs: list[float] = []
+        while len(logprobs) < len(targets):
+            done = len(logprobs)
+            start = max(0, done - overlap)
+            end = min(start + context, len(targets))
+            hidden = self.decoder.hidden(inputs[None, start:end])[0, done - start :]  # [T, D]
+            for part, wanted in zip(
+                hidden.split(_SCORED_AT_ONCE), targets[done:end].split(_SCORED_AT_ONCE), strict=True
+            ):
+                distribution = self.decoder.head(part).float().log_softmax(dim=-1)  # [T, V]
+                logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
+        return logprobs
+
+    @functools.cached_property
+    def _excluded(self) -> Tensor | None:
+        """[V], True for ids that stand for no text: vocabularies are padded, and some have holes. Never sampled."""
+        ids = range(self.config.vocab_size)
+        holes = [token_id for token_id in ids if not self._stands_for_text(token_id)]
+        if not holes:
+            return None
+        excluded = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.decoder.embed.weight.device)
+        excluded[holes] = True
+        return excluded
+
+    def _stands_for_text(self, token_id: int) -> bool:
+        try:
+            self.tokenizer.token_bytes(token_id)
+        except UserError:
+            return False
+        return True

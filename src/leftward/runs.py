@@ -1,0 +1,75 @@
+"""`lw.train`: from a recipe to a run in hand."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leftward import files
+from leftward.language_model import LanguageModel, load
+from leftward.training import directory as directories
+from leftward.training import loop
+from leftward.training.progress import Observer
+from leftward.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run: its directory, which is a Hugging Face model directory too, and what is in it."""
+
+    directory: Path
+
+    @functools.cached_property
+    def model(self) -> LanguageModel:
+        """The best weights, with the tokenizer."""
+        return load(self.directory)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """val_loss, val_bits_per_byte, steps, tokens, params, wall_s, …"""
+        return dict(files.read_json(self.directory / "summary.json"))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """metrics.jsonl: logged steps have `loss`, evaluations have `val_loss`; all have `step` and `tokens`."""
+        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def train(
+    recipe: Recipe | Mapping[str, Any] | Path | str,
+    *overrides: str,
+    observer: Observer | None = None,
+    started: float | None = None,
+) -> Run:
+    """Train a model from scratch.
+
+    Args:
+        recipe: a Recipe, its fields as plain data, or the path of a YAML file.
+        overrides: "key.sub=value" settings laid over a YAML file's.
+        observer: is told of every step and evaluation.
+        started: the `time.perf_counter()` that summary.json's wall_s counts from. None: this call.
+
+    Raises:
+        UserError: something is wrong with the recipe, the data or the disk.
+        Interrupted: a signal ended the run; all is saved, and `resume` goes on.
+    """
+    if isinstance(recipe, (str, Path)):
+        recipe = Recipe.load(recipe, overrides)
+    elif isinstance(recipe, Mapping):
+        recipe = Recipe.from_dict(recipe)
+    with directories.new(recipe) as directory:
+        loop.run(recipe, directory, observer or Observer(), started)
+    return Run(directory)
+
+
+def resume(directory: Path | str, *, observer: Observer | None = None, started: float | None = None) -> Run:
+    """Go on with a run from its last checkpoint; on a CPU to the bit as if it had never stopped. Raises: as `train`."""
+    directory = Path(directory)
+    with directories.existing(directory) as recipe:
+        loop.run(recipe, directory, observer or Observer(), started)
+    return Run(directory)

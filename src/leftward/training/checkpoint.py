@@ -1,0 +1,89 @@
+"""What a run needs to go on as if it had never stopped, in one directory that is whole or absent.
+
+    RUN/checkpoints/step-00000400/   model.safetensors (fp32 masters), optimizer.safetensors, state.json
+
+There is no random state to keep: the order of the data and the dropout of a step follow from the seed and the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from leftward import files
+from leftward.errors import UserError
+from leftward.formats.tensors import read_tensors, write_tensors
+from leftward.training.schedule import Plan
+
+DIRECTORY = "checkpoints"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands after `step` optimizer steps."""
+
+    step: int
+    position: int
+    """Windows of the training split consumed."""
+    tokens: int
+    elapsed: float
+    """Seconds of training, over all sessions."""
+    dtype: str
+    threads: int
+    """CPU threads: another number may round sums differently."""
+    data_fingerprint: str
+    plan: Plan
+    best_step: int | None = None
+    best_loss: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Any, path: Path) -> State:
+        try:
+            values = dict(values)
+            version = values.pop("version")
+            if version != VERSION:
+                raise UserError(f"{path} is of version {version}, this program reads {VERSION}")
+            return cls(**{**values, "plan": Plan(**values["plan"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error})") from None
+
+
+def save(run: Path, state: State, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+    """Add the checkpoint of `state.step`, then drop older ones (which stay when it fails). Raises: UserError."""
+    target = run / DIRECTORY / f"step-{state.step:08d}"
+    if not target.exists():
+        with files.directory_atomic(target) as directory:
+            write_tensors(directory / "model.safetensors", weights)
+            write_tensors(directory / "optimizer.safetensors", optimizer)
+            files.write_json(directory / "state.json", state.to_dict())
+    for older in _all(run):
+        if older != target:
+            shutil.rmtree(older, ignore_errors=True)
+
+
+def load_latest(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]] | None:
+    """State, weights and optimizer state of the newest checkpoint, or None where there is none. Raises: UserError."""
+    checkpoints = _all(run)
+    if not checkpoints:
+        return None
+    newest = checkpoints[-1]
+    state = State.from_dict(files.read_json(newest / "state.json"), newest / "state.json")
+    return state, read_tensors(newest / "model.safetensors"), read_tensors(newest / "optimizer.safetensors")
+
+
+def _all(run: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    directory = run / DIRECTORY
+    return (
+        sorted(p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)) if directory.is_dir() else []
+    )

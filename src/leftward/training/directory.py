@@ -1,0 +1,91 @@
+"""Run directories: a new one for each run, never one that is in use, and one process at a time in each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from leftward import files
+from leftward.errors import UserError
+from leftward.training.recipe import Recipe, read_yaml
+
+RECIPE = "recipe.yaml"
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def new(recipe: Recipe) -> Iterator[Path]:
+    """Make and lock the directory of a new run, with its recipe in it. If training has not begun when the block fails,
+    the directory vanishes again, so that the same command can be repeated.
+
+    Raises:
+        UserError: the directory is in use or cannot be made.
+    """
+    directory = Path(recipe.out) if recipe.out else _unused(Path("runs") / _name(recipe))
+    existed = directory.exists()
+    if existed and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(
+            f"{directory} is already used: choose another --out, or go on with `leftward train --resume {directory}`"
+        )
+    with files.writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        try:
+            files.write_text(directory / RECIPE, recipe.model_copy(update={"out": str(directory)}).to_yaml())
+            yield directory
+        except BaseException:
+            if not (directory / "metrics.jsonl").exists():
+                shutil.rmtree(directory, ignore_errors=True)
+                if existed:
+                    directory.mkdir()
+            raise
+
+
+@contextlib.contextmanager
+def existing(directory: Path) -> Iterator[Recipe]:
+    """Lock the directory of a run that was begun, and read its recipe. Raises: UserError."""
+    if not (directory / RECIPE).is_file():
+        raise UserError(f"{directory} is not a run directory (it has no {RECIPE}): give the directory of a run")
+    recipe = Recipe.from_dict(read_yaml(directory / RECIPE))
+    with _locked(directory):
+        files.sweep(directory)
+        files.sweep(directory / "checkpoints")
+        yield recipe
+
+
+def _name(recipe: Recipe) -> str:
+    """A run is called after its data."""
+    path = recipe.data_settings().paths[0]
+    name = "stdin" if path == "-" else Path(path.removeprefix("builtin:")).name.split(".")[0]
+    return re.sub(r"[^\w-]+", "-", name).strip("-") or "run"
+
+
+def _unused(path: Path) -> Path:
+    number = 1
+    while (numbered := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return numbered
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; the system frees it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with files.writing(directory):
+        descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory} is in use by another process: wait for it, or choose another --out") from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,363 @@
+"""The training loop: one recipe, one run directory, from its first step or from its last checkpoint.
+
+The order around a step is fixed so that a kill at any moment loses nothing but time: checkpoint, then evaluate, then
+put the best weights into the run directory; a resumed run repeats what was after its checkpoint, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from leftward import files
+from leftward.data.batches import Dataset, Windows
+from leftward.data.prepare import prepare
+from leftward.errors import UserError
+from leftward.formats import hf
+from leftward.formats.run import save_model
+from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
+from leftward.training import checkpoint
+from leftward.training.checkpoint import State
+from leftward.training.loss import Evaluation, evaluate, loss_sum
+from leftward.training.optim import Optimizer, parameter_groups
+from leftward.training.precision import DTYPES, choose_device, choose_dtype
+from leftward.training.progress import Interrupted, Observer, Progress
+from leftward.training.recipe import Recipe
+from leftward.training.schedule import Plan, lr_fraction
+
+_SAVE_SECONDS = 120.0
+_EVALUATIONS = 10  # over a run, where no interval is given
+
+
+def run(recipe: Recipe, directory: Path, observer: Observer, started: float | None = None) -> dict[str, Any]:
+    """Train `recipe` in `directory`, from the newest checkpoint there if there is one, to the end.
+
+    Args:
+        directory: exists, belongs to this run alone and is locked (see directory.py).
+        started: the `time.perf_counter()` that wall_s counts from.
+
+    Returns:
+        What summary.json holds.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came; all is saved.
+        UserError: the data, the disk or the numbers (a loss that is not finite) make going on impossible.
+    """
+    started = time.perf_counter() if started is None else started
+    device = choose_device(recipe.training.device)
+    tokenizer, dataset = _open_data(recipe, directory, observer)
+    with _interruptible() as interrupted:
+        training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted)
+        training.go_on()
+        summary = training.summary(time.perf_counter() - started)
+        files.write_json(directory / "summary.json", summary)
+    return summary
+
+
+class _Training:
+    """A run in progress: everything that a step changes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: Path,
+        observer: Observer,
+        device: torch.device,
+        tokenizer: Tokenizer,
+        dataset: Dataset,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self.recipe, self.directory, self.observer, self.device = recipe, directory, observer, device
+        self.tokenizer, self.dataset, self.interrupted = tokenizer, dataset, interrupted
+        self.windows = Windows(dataset.train, recipe.seq_len, recipe.seed)
+        self.config = recipe.config(tokenizer.vocab_size)
+        torch.manual_seed(recipe.seed)
+        self.decoder = Decoder(self.config).to(device)
+        self.n_parameters = self.decoder.n_parameters
+        saved = checkpoint.load_latest(directory)
+        step_tokens = recipe.training.batch_size * recipe.seq_len
+        dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, self.config, step_tokens, device)
+        self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
+        if saved:
+            self._restore(*saved)
+        else:
+            self.state = State(
+                step=0,
+                position=0,
+                tokens=0,
+                elapsed=0.0,
+                dtype=dtype,
+                threads=torch.get_num_threads(),
+                data_fingerprint=dataset.fingerprint,
+                plan=Plan.of(recipe),
+            )
+            self._publish()
+        self.model = self._compiled() if recipe.training.compile else self.decoder
+        self.metrics = _Metrics(directory / "metrics.jsonl", self.state.step)
+        self.evaluation: Evaluation | None = None
+        self.evaluated_step = 0
+        self.evaluated_at = self.state.elapsed
+        self.clock = time.perf_counter() - self.state.elapsed
+        self.saved_at = time.perf_counter()
+        self._announce()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, over all sessions."""
+        return time.perf_counter() - self.clock
+
+    def go_on(self) -> None:
+        """Train until the plan's last step, saving and evaluating on the way."""
+        while True:
+            is_last = self.state.step == self.state.plan.max_steps
+            if (is_last or self._evaluation_is_due()) and self.evaluated_step != self.state.step:
+                self._save()
+                self._evaluate()
+            elif self._save_is_due():
+                self._save()
+            if self.interrupted():
+                self._save()
+                raise Interrupted(self.directory)
+            if is_last:
+                return
+            self._step()
+
+    def _step(self) -> None:
+        recipe, state = self.recipe, self.state
+        training = recipe.training
+        if training.minutes is not None:
+            plan = state.plan.settle(state.step, self.elapsed, training.minutes * 60, recipe)
+            state = replace(state, plan=plan)
+            if state.step == plan.max_steps:
+                self.state = state
+                return
+        if self.config.dropout:
+            torch.manual_seed(int(np.random.SeedSequence([recipe.seed, state.step]).generate_state(1)[0]))
+        windows, position = self.windows.batch(state.position, training.batch_size)
+        tokens = torch.from_numpy(windows).to(self.device)  # [batch_size, seq_len + 1]
+        n_targets = training.batch_size * recipe.seq_len
+        nats = torch.zeros((), device=self.device)
+        for micro in tokens.split(training.micro_batch_size or training.batch_size):
+            loss = loss_sum(self.model(micro[:, :-1]), micro[:, 1:])
+            (loss / n_targets).backward()
+            self.optimizer.accumulate()
+            nats += loss.detach()
+        mean = nats.item() / n_targets
+        if not math.isfinite(mean):
+            raise UserError(
+                f"the loss became {mean} at step {state.step + 1}; what {self.directory} holds was saved before. "
+                "Lower optimizer.lr and optimizer.adamw_lr, or lengthen schedule.warmup_steps"
+            )
+        fraction = lr_fraction(state.step, state.plan, recipe)
+        grad_norm = self.optimizer.step(fraction)
+        self.state = replace(state, step=state.step + 1, position=position, tokens=state.tokens + n_targets)
+        self._report(mean, fraction, grad_norm)
+
+    def _report(self, loss: float, fraction: float, grad_norm: float) -> None:
+        state, elapsed, train = self.state, self.elapsed, self.dataset.train
+        budget = (self.recipe.training.minutes or 0.0) * 60
+        to_come = None if state.plan.max_steps is None else state.plan.max_steps - state.step
+        progress = Progress(
+            step=state.step,
+            max_steps=state.plan.max_steps,
+            loss=loss,
+            bits_per_byte=loss / math.log(2) * len(train) / train.bytes,
+            lr_fraction=fraction,
+            grad_norm=grad_norm,
+            tokens=state.tokens,
+            tokens_per_second=state.tokens / elapsed,
+            elapsed=elapsed,
+            eta=max(0.0, budget - elapsed) if to_come is None else to_come * elapsed / state.step,
+        )
+        if state.step % self.recipe.training.log_interval == 0 or to_come == 0:
+            self.metrics.write(
+                step=state.step,
+                loss=loss,
+                bits_per_byte=progress.bits_per_byte,
+                lr_fraction=fraction,
+                grad_norm=grad_norm,
+                tokens=state.tokens,
+                elapsed_s=round(elapsed, 3),
+            )
+        self.observer.stepped(progress)
+
+    def _evaluation_is_due(self) -> bool:
+        step, training = self.state.step, self.recipe.training
+        if step == 0 or training.eval_interval == 0:
+            return False
+        if training.eval_interval is not None:
+            return step % training.eval_interval == 0
+        if training.max_steps is not None:
+            return step % max(1, training.max_steps // _EVALUATIONS) == 0
+        assert training.minutes is not None
+        return (self.elapsed - self.evaluated_at) * _EVALUATIONS >= training.minutes * 60
+
+    def _save_is_due(self) -> bool:
+        interval = self.recipe.training.save_interval
+        if interval is not None:
+            return self.state.step > 0 and self.state.step % interval == 0
+        return time.perf_counter() - self.saved_at > _SAVE_SECONDS
+
+    def _save(self) -> None:
+        self.state = replace(self.state, elapsed=self.elapsed)
+        checkpoint.save(self.directory, self.state, self.optimizer.weights(), self.optimizer.state())
+        if self.state.best_loss is None:  # nothing is known to be better
+            self._publish()
+        self.saved_at = time.perf_counter()
+
+    def _evaluate(self) -> None:
+        evaluation = evaluate(self.decoder, self.dataset.val, self.recipe.seq_len, self.device, self.interrupted)
+        if evaluation is None:
+            return
+        step, best = self.state.step, self.state.best_loss
+        if not math.isfinite(evaluation.loss):
+            raise UserError(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
+        is_best = best is None or evaluation.loss < best
+        if is_best:
+            self.state = replace(self.state, best_step=step, best_loss=evaluation.loss)
+            self._publish()
+        self.evaluation, self.evaluated_step, self.evaluated_at = evaluation, step, self.elapsed
+        self.metrics.write(
+            step=step,
+            val_loss=evaluation.loss,
+            val_bits_per_byte=evaluation.bits_per_byte,
+            tokens=self.state.tokens,
+            elapsed_s=round(self.elapsed, 3),
+        )
+        self.observer.evaluated(step, evaluation, is_best)
+
+    def _publish(self) -> None:
+        """Make the run directory the model directory of the weights as they are now."""
+        save_model(self.directory, self.config, self.optimizer.weights(), self.tokenizer)
+
+    def _restore(self, state: State, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        if state.data_fingerprint != self.dataset.fingerprint:
+            raise UserError(
+                f"{self.dataset.directory} does not hold the tokens that this run was trained on "
+                f"(fingerprint {self.dataset.fingerprint}, expected {state.data_fingerprint})"
+            )
+        self.optimizer.restore(weights, optimizer)
+        self.state = state
+        self.observer.note(f"going on after step {state.step:,}")
+        if state.threads != torch.get_num_threads():
+            self.observer.note(
+                f"this run computed with {state.threads} CPU threads, now there are {torch.get_num_threads()}: "
+                "results can differ in the last bits (OMP_NUM_THREADS sets the number)"
+            )
+
+    def _compiled(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The decoder through torch.compile, or plain where that fails. The weights' names stay the decoder's."""
+        compiled = torch.compile(self.decoder)
+        sample = torch.zeros((1, self.recipe.seq_len), dtype=torch.int64, device=self.device)
+        try:
+            loss_sum(compiled(sample), sample).backward()
+        except Exception as error:  # whatever a compiler back end may raise
+            self.observer.note(f"torch.compile failed ({type(error).__name__}); training without it")
+            return self.decoder
+        finally:
+            self.decoder.zero_grad()
+        return compiled
+
+    def _announce(self) -> None:
+        recipe, note = self.recipe, self.observer.note
+        groups = parameter_groups(self.decoder)
+        decayed = sum(self.optimizer.masters[name].numel() for name in groups["matrices"])
+        note(
+            f"model: {self.n_parameters:,} parameters ({decayed:,} in matrices, {self.n_parameters - decayed:,} in "
+            f"embeddings, norms and biases, which never decay), vocabulary {self.config.vocab_size:,}"
+        )
+        train, val = self.dataset.train, self.dataset.val
+        note(
+            f"data: {len(train):,} tokens of {train.documents:,} documents to train on, {len(val):,} of "
+            f"{val.documents:,} to validate; {recipe.training.batch_size * recipe.seq_len:,} tokens a step"
+        )
+        note(f"computing in {self.state.dtype} on {self.device.type}, {torch.get_num_threads()} threads")
+        if hf.family_of(self.config) is None:
+            note("no Hugging Face class has this architecture: the run directory will load in leftward only")
+
+    def summary(self, wall_s: float) -> dict[str, Any]:
+        state = self.state
+        assert self.evaluation is not None
+        return {
+            "val_loss": state.best_loss,
+            "val_bits_per_byte": self.evaluation.bits_per_byte / self.evaluation.loss * (state.best_loss or math.nan),
+            "best_step": state.best_step,
+            "final_val_loss": self.evaluation.loss,
+            "steps": state.step,
+            "tokens": state.tokens,
+            "params": self.n_parameters,
+            "wall_s": round(wall_s, 3),
+            "training_s": round(self.elapsed, 3),
+            "dtype": state.dtype,
+            "device": self.device.type,
+            "seed": self.recipe.seed,
+        }
+
+
+class _Metrics:
+    """metrics.jsonl: a line a logged step and a line an evaluation, appended; never beyond what is saved and redone."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Keep the lines up to `step`; what an interrupted run wrote after its checkpoint will come again."""
+        self._path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in lines if _is_before(line, step)]
+        files.write_text(path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, **values: Any) -> None:
+        with files.writing(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+def _is_before(line: str, step: int) -> bool:
+    """Whether a resumed run that stands at `step` will not write this line again. It repeats that step's evaluation."""
+    try:
+        values = json.loads(line)
+        return bool(values["step"] < step or (values["step"] == step and "val_loss" not in values))
+    except (ValueError, KeyError, TypeError):  # cut short by a kill
+        return False
+
+
+def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tokenizer, Dataset]:
+    """The run's tokens, prepared if they are not there yet."""
+    tokens = directory / "tokens"
+    if tokens.exists():
+        return Tokenizer.load(tokens), Dataset.open(tokens)
+    tokenizer, dataset = prepare(recipe.data_settings(), tokens, seed=recipe.seed, on_progress=observer.preparing)
+    for note in dataset.notes:
+        observer.note(note)
+    return tokenizer, dataset
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM be asked for instead of raising; a second SIGINT raises KeyboardInterrupt at once."""
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
