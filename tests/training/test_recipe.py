@@ -1,0 +1,85 @@
+"""Recipes: read, overridden, refused, and written out whole."""
+
+import pytest
+import yaml
+
+from leftward.errors import UserError
+from leftward.training.recipe import Recipe, override, read_yaml
+
+BASE = {"data": {"path": "text.txt"}, "training": {"max_steps": 100}}
+
+
+def make(*overrides):
+    return Recipe.from_dict(override(BASE, overrides))
+
+
+def test_overrides_are_typed():
+    recipe = make("optimizer.lr=1e-3", "model.n_layers=3", "training.compile=true", "data.path=[a.txt, b.txt]")
+    assert recipe.optimizer.lr == 0.001
+    assert recipe.model == {"n_layers": 3}
+    assert recipe.training.compile is True
+    assert recipe.data_settings().paths == ("a.txt", "b.txt")
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["training.max_step=1"], "unknown key training.max_step: did you mean max_steps?"),
+        (["modle.n_layers=3"], "unknown key modle: did you mean model?"),
+        (["lr=1"], "optimizer.lr exists"),
+        (["model.n_layer=3"], "model.unknown key n_layer: did you mean n_layers"),
+        (["optimizer.lr=fast"], "optimizer.lr is 'fast'"),
+        (["training.batch_size=1.5"], "training.batch_size is 1.5"),
+        (["training.batch_size=0"], "training.batch_size is 0"),
+        (["training.batch_size=8", "training.micro_batch_size=3"], "8 is not divisible by micro_batch_size 3"),
+        (["training.minutes=1"], "both say when to end"),
+        (["training.max_steps=null", "training.minutes=1", "schedule.decay=cosine"], "a cosine must know its end"),
+        (["schedule.warmup_steps=101"], "warmup_steps 101 is more than training.max_steps 100"),
+        (["training.seq_len=512", "model.max_seq_len=256"], "seq_len 512 is above model.max_seq_len 256"),
+        (["model.vocab_size=100"], "set tokenizer.vocab_size"),
+        (["model.d_model=100", "model.n_heads=6"], "d_model 100 is not divisible by n_heads 6"),
+        (["model.n_kv_heads=3"], "n_heads 4 is not divisible by n_kv_heads 3"),
+        (["tokenizer.kind=bep"], "tokenizer.kind is 'bep'"),
+        (["data.path=null"], "data.path is missing"),
+        (["training"], "write it as key=value"),
+        (["training.=3"], "write it as key=value"),
+        (["seed=[1"], "is not YAML"),
+        (["data=3", "data.path=x"], "data has no fields"),
+    ],
+)
+def test_each_wrong_setting_is_one_line(overrides, expected):
+    with pytest.raises(UserError) as caught:
+        make(*overrides)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_problems_are_said_together():
+    with pytest.raises(UserError) as caught:
+        make("optimizer.lr=fast", "training.max_step=1", "tokenizer.kind=bep")
+    assert all(name in str(caught.value) for name in ("optimizer.lr", "max_step:", "tokenizer.kind"))
+
+
+def test_the_written_recipe_is_the_same_recipe():
+    recipe = make("model.n_layers=2", 'out="a: b"', "data.document_separator='<|x|>'", "optimizer.betas=[0.8, 0.9]")
+    text = recipe.to_yaml()
+    assert Recipe.from_dict(yaml.safe_load(text)) == recipe
+    # every field carries its meaning, type and default
+    assert text.count("default ") >= 30
+
+
+def test_no_end_means_five_minutes():
+    assert Recipe.from_dict({"data": {"path": "x"}}).training.minutes == 5.0
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "3", "1: 2"])
+def test_a_file_that_is_no_recipe(tmp_path, text):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="not"):
+        read_yaml(path)
+
+
+def test_a_missing_recipe(tmp_path):
+    with pytest.raises(UserError, match="no recipe at"):
+        Recipe.load(tmp_path / "none.yaml")
