@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -123,7 +121,7 @@ class LanguageModel:
         return texts[0] if isinstance(prompt, str) and n == 1 else texts
 
     def stream(self, prompt: str, *, truncate: Literal["left"] | None = None, **sampling: Any) -> Iterator[str]:
-        """The same text as `generate`, in pieces as they come. Raises: UserError, at once and not at the first piece."""
+        """The same text as `generate`, in pieces as they come. Raises: as `generate`, at once."""
         events = self.events([prompt], Sampling.of(sampling), truncate=truncate)
         return (event.text for event in events if event.text)
 
@@ -139,11 +137,11 @@ class LanguageModel:
             raise UserError(f"n is {n!r}: it must be a whole number, at least 1")
         if truncate not in (None, "left"):
             raise UserError(f"truncate is {truncate!r}: only 'left' is possible")
-        samplings = []
-        for _ in prompts:
+        ids, samplings = [], []
+        for prompt in prompts:
+            ids += [self._encode(prompt)] * n
             first = sampling.seeded()
             samplings += [first.seeded(i) for i in range(n)]
-        ids = [self._prompt_ids(prompt) for prompt in prompts for _ in range(n)]
         return decode(
             self.decoder,
             self.tokenizer,
@@ -176,14 +174,10 @@ class LanguageModel:
         )
 
     def _encode(self, text: str) -> list[int]:
+        """The ids of a text from its beginning on, which the bos token marks where there is one."""
         if not isinstance(text, str):
             raise UserError(f"a text must be a string; this is {type(text).__name__}")
         return self.tokenizer.encode(text, add_bos=True)
-
-    def _prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt is the beginning of a text; where no token says that, the one that ends texts says it too."""
-        ids = self._encode(prompt)
-        return ids or sorted(self.eos_ids)[:1]
 
     @torch.inference_mode()
     def _logprobs(self, ids: list[int]) -> list[float]:
@@ -198,9 +192,8 @@ class LanguageModel:
             start = max(0, done - overlap)
             end = min(start + context, len(targets))
             hidden = self.decoder.hidden(inputs[None, start:end])[0, done - start :]  # [T, D]
-            for part, wanted in zip(
-                hidden.split(_SCORED_AT_ONCE), targets[done:end].split(_SCORED_AT_ONCE), strict=True
-            ):
+            parts = zip(hidden.split(_SCORED_AT_ONCE), targets[done:end].split(_SCORED_AT_ONCE), strict=True)
+            for part, wanted in parts:
                 distribution = self.decoder.head(part).float().log_softmax(dim=-1)  # [T, V]
                 logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
         return logprobs

@@ -112,9 +112,7 @@ class StopScanner:
 class _Row:
     """One sequence on its way: what it may still do, its random numbers, and the text that is not shown yet."""
 
-    def __init__(
-        self, number: int, prompt: Sequence[int], sampling: Sampling, room: int, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, room: int, tokenizer: Tokenizer) -> None:
         self.number = number
         self.prompt = prompt
         self.sampling = sampling

@@ -27,7 +27,12 @@ def relu2(x: Tensor) -> Tensor:
 
 
 # feed_forward → what stands between the two matrices
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": swiglu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": swiglu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
+}
 
 
 class FeedForward(nn.Module):

@@ -14,6 +14,7 @@ from leftward.errors import UserError
 from leftward.training.recipe import Recipe, read_yaml
 
 RECIPE = "recipe.yaml"
+_END = b"..."  # YAML's end of a document: without it a recipe that lost its tail would be read as a shorter one
 _LOCK = ".lock"
 
 
@@ -35,7 +36,9 @@ def new(recipe: Recipe) -> Iterator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory):
         try:
-            files.write_text(directory / RECIPE, recipe.model_copy(update={"out": str(directory)}).to_yaml())
+            files.write_text(
+                directory / RECIPE, recipe.model_copy(update={"out": str(directory)}).to_yaml() + f"{_END.decode()}\n"
+            )
             yield directory
         except BaseException:
             if not (directory / "metrics.jsonl").exists():
@@ -50,6 +53,8 @@ def existing(directory: Path) -> Iterator[Recipe]:
     """Lock the directory of a run that was begun, and read its recipe. Raises: UserError."""
     if not (directory / RECIPE).is_file():
         raise UserError(f"{directory} is not a run directory (it has no {RECIPE}): give the directory of a run")
+    if not (directory / RECIPE).read_bytes().rstrip().endswith(_END):
+        raise UserError(f"{directory / RECIPE} is cut short: it must end with the line `{_END.decode()}`")
     recipe = Recipe.from_dict(read_yaml(directory / RECIPE))
     with _locked(directory):
         files.sweep(directory)

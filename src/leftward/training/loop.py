@@ -88,8 +88,7 @@ class _Training:
         self.decoder = Decoder(self.config).to(device)
         self.n_parameters = self.decoder.n_parameters
         saved = checkpoint.load_latest(directory)
-        step_tokens = recipe.training.batch_size * recipe.seq_len
-        dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, self.config, step_tokens, device)
+        dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, device)
         self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
         if saved:
             self._restore(*saved)

@@ -6,7 +6,6 @@ import time
 
 import torch
 
-from leftward.config import Config
 from leftward.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -22,10 +21,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(name: str, config: Config, tokens: int, device: torch.device) -> str:
-    """ "fp32" or "bf16": as named, or for "auto" the faster in this run's largest product, [tokens, D] × [D, d_ff].
+def choose_dtype(name: str, device: torch.device) -> str:
+    """ "fp32" or "bf16": as named, or for "auto" the faster on this device.
 
-    bf16 must win clearly: a tie is not worth its rounding.
+    The product that decides is large enough to tell one processor from another whatever else it is doing: a choice that
+    hung on the noise would give one seed two results.
     """
     if name != "auto":
         return name
@@ -33,21 +33,18 @@ def choose_dtype(name: str, config: Config, tokens: int, device: torch.device) -
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     if device.type != "cpu":
         return "fp32"
-    seconds = _product_seconds(min(tokens, 4096), config.d_model, config.d_ff)
-    return "bf16" if seconds["bf16"] * 1.2 < seconds["fp32"] else "fp32"
+    seconds = _product_seconds(512)
+    return "bf16" if seconds["bf16"] * 1.5 < seconds["fp32"] else "fp32"
 
 
-def _product_seconds(rows: int, width: int, columns: int) -> dict[str, float]:
-    """The best time of a product in each dtype, taken in turn so that a busy moment hits both."""
-    # Its own generator: measuring must not move the run's random numbers.
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(rows, width, generator=generator)
-    right = torch.randn(width, columns, generator=generator)
-    pairs = {kind: (left.to(dtype), right.to(dtype)) for kind, dtype in DTYPES.items()}
-    best = dict.fromkeys(pairs, float("inf"))
+def _product_seconds(size: int) -> dict[str, float]:
+    """The best time of a square product in each dtype, taken in turn so that a busy moment hits both."""
+    square = torch.ones(size, size)
+    squares = {kind: square.to(dtype) for kind, dtype in DTYPES.items()}
+    best = dict.fromkeys(squares, float("inf"))
     for _ in range(20):
-        for kind, (a, b) in pairs.items():
+        for kind, operand in squares.items():
             start = time.perf_counter()
-            a @ b
+            operand @ operand
             best[kind] = min(best[kind], time.perf_counter() - start)
     return best

@@ -1,0 +1,217 @@
+"""A whole run: what it leaves, that it learns, and that the ways of cutting a batch do not change it."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+import leftward as lw
+from leftward.data.batches import Dataset
+from leftward.errors import UserError
+from leftward.training import loop
+from leftward.training.progress import Interrupted, Observer
+
+
+def merged(recipe, **sections):
+    return {**recipe, **{name: {**recipe.get(name, {}), **fields} for name, fields in sections.items()}}
+
+
+def losses(run):
+    return [(line["step"], line.get("loss"), line.get("val_loss")) for line in run.history]
+
+
+def test_a_run_learns_and_leaves_all_its_files(recipe):
+    run = lw.train(merged(recipe, training={"max_steps": 80, "eval_interval": 20}))
+    validation = [line["val_loss"] for line in run.history if "val_loss" in line]
+    assert len(validation) == 4 and validation[-1] < validation[0] < 3.6  # ln 37 = 3.61
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+            "recipe.yaml", "metrics.jsonl", "summary.json", "checkpoints", "tokens"} <= set(os.listdir(run.directory))  # fmt: skip
+    summary = run.summary
+    assert summary["val_loss"] == min(validation)
+    assert summary["tokens"] == 80 * 8 * 32 and summary["steps"] == 80
+    assert summary["params"] == sum(p.numel() for p in run.model.decoder.parameters())
+    assert summary["wall_s"] >= summary["training_s"] > 0
+
+
+def test_the_saved_model_is_the_best_one_and_the_last_is_kept_apart(recipe, monkeypatch):
+    values = iter([2.0, 1.0, 3.0])  # the second of three evaluations is the best
+    real = loop.evaluate
+
+    def fake(decoder, split, seq_len, device, stop):
+        evaluation = real(decoder, split, seq_len, device, stop)
+        return type(evaluation)(next(values) * evaluation.tokens, evaluation.tokens, evaluation.bytes)
+
+    monkeypatch.setattr(loop, "evaluate", fake)
+    run = lw.train(recipe)
+    assert run.summary["best_step"] == 8 and run.summary["val_loss"] == 1.0 and run.summary["final_val_loss"] == 3.0
+    best = run.model.decoder.state_dict()
+    last = lw.training_state(run.directory) if hasattr(lw, "training_state") else None
+    assert last is None
+    from leftward.training import checkpoint
+
+    state, weights, _ = checkpoint.load_latest(run.directory)
+    assert state.step == 12
+    assert not torch.equal(best["embed.weight"], weights["embed.weight"])
+
+
+def test_one_seed_one_result(recipe, tmp_path):
+    first = lw.train(merged(recipe, model={"dropout": 0.1}))
+    second = lw.train({**merged(recipe, model={"dropout": 0.1}), "out": str(tmp_path / "again")})
+    other = lw.train({**merged(recipe, model={"dropout": 0.1}), "out": str(tmp_path / "other"), "seed": 2})
+    assert losses(first) == losses(second) != losses(other)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_accumulation_does_not_change_the_run(recipe, tmp_path, dtype):
+    whole = lw.train(merged(recipe, training={"dtype": dtype}))
+    cut = lw.train({**merged(recipe, training={"dtype": dtype, "micro_batch_size": 2}), "out": str(tmp_path / "cut")})
+    tolerance = 1e-4 if dtype == "fp32" else 2e-2
+    for a, b in zip(losses(whole), losses(cut), strict=True):
+        assert a[0] == b[0] and a[1:] == pytest.approx(b[1:], rel=tolerance, nan_ok=True) or a[1:] == b[1:]
+
+
+def test_the_first_loss_is_that_of_guessing(recipe):
+    run = lw.train(recipe)
+    vocab_size = run.model.config.vocab_size
+    assert run.history[0]["loss"] == pytest.approx(torch.tensor(float(vocab_size)).log().item(), rel=0.02)
+
+
+def test_a_budget_of_minutes_is_kept_and_settles(recipe):
+    run = lw.train(merged(recipe, training={"max_steps": None, "minutes": 0.05, "save_interval": None}))
+    assert run.summary["training_s"] == pytest.approx(3.0, abs=2.0)
+    assert run.history[-2]["lr_fraction"] < 0.2  # it came down before the end
+
+
+def test_compile_falls_back_to_the_plain_path(recipe, monkeypatch):
+    def broken(module):
+        def call(*args):
+            raise RuntimeError("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+
+    class Notes(Observer):
+        texts: list[str] = []
+
+        def note(self, text):
+            self.texts.append(text)
+
+    run = lw.train(merged(recipe, training={"compile": True}), observer=Notes())
+    assert any("torch.compile failed" in text for text in Notes.texts)
+    assert run.summary["steps"] == 12
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was(recipe, monkeypatch):
+    real, calls = loop.loss_sum, []
+
+    def poisoned(logits, targets):
+        calls.append(1)
+        return real(logits, targets) * (float("nan") if len(calls) == 8 else 1.0)
+
+    monkeypatch.setattr(loop, "loss_sum", poisoned)
+    with pytest.raises(UserError, match="the loss became nan at step 8"):
+        lw.train(recipe)
+    weights = lw.load(recipe["out"]).decoder.state_dict()
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_sigint_saves_within_a_step(recipe):
+    class Press(Observer):
+        def stepped(self, progress):
+            if progress.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as caught:
+        lw.train(recipe, observer=Press())
+    assert str(caught.value.directory) == recipe["out"]
+    from leftward.training import checkpoint
+
+    assert checkpoint.load_latest(caught.value.directory)[0].step == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was before
+    lw.load(recipe["out"])
+
+
+def test_it_trains_in_a_thread_too(recipe):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(lw.train(recipe)))
+    thread.start()
+    thread.join()
+    assert result[0].summary["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    "section, expected",
+    [
+        ({"model": {"max_seq_len": 100_000}}, "fewer than one window"),
+        ({"tokenizer": {"kind": "bpe", "vocab_size": 50_000}}, "corpus"),
+        ({"data": {"path": "no-such-file.txt"}}, "no-such-file.txt"),
+        ({"training": {"device": "cuda"}}, "cuda"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_leaves_no_directory(recipe, section, expected):
+    if expected == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=expected) as caught:
+        lw.train(merged(recipe, **section))
+    assert "\n" not in str(caught.value)
+    assert not os.path.exists(recipe["out"])
+
+
+def test_a_used_directory_is_never_written_to(recipe):
+    run = lw.train(recipe)
+    before = sorted(os.listdir(run.directory))
+    with pytest.raises(UserError, match="is already used"):
+        lw.train(recipe)
+    assert sorted(os.listdir(run.directory)) == before
+
+
+def test_a_second_process_is_refused(recipe):
+    from leftward.training import directory
+    from leftward.training.recipe import Recipe
+
+    with directory.new(Recipe.from_dict(recipe)) as path:
+        with pytest.raises(UserError, match="in use by another process"), directory.existing(path):
+            pass
+
+
+def test_a_full_disk_in_a_save_keeps_the_last_checkpoint(recipe, monkeypatch):
+    from leftward.training import checkpoint
+
+    real = checkpoint.write_tensors
+
+    def full(path, tensors):
+        if "step-00000006" in str(path) and path.name.startswith("optimizer"):
+            raise OSError(28, "No space left on device", str(path))
+        real(path, tensors)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        lw.train(recipe)
+    monkeypatch.undo()
+    assert checkpoint.load_latest(lw.Run(recipe["out"]).directory.__class__(recipe["out"]))[0].step == 4
+
+
+def test_metrics_are_json_lines(recipe):
+    run = lw.train(recipe)
+    lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in lines if "val_loss" in line] == [4, 8, 12]
+
+
+def test_the_validation_loss_covers_the_whole_split(recipe):
+    run = lw.train(recipe)
+    dataset = Dataset.open(run.directory / "tokens")
+    ids = torch.from_numpy(dataset.val.slice(0, len(dataset.val)).astype("int64"))
+    decoder, seq_len, nats = run.model.decoder, 32, 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, seq_len):
+            window = ids[start : start + seq_len + 1]
+            log_p = decoder(window[None, :-1])[0].log_softmax(-1)
+            nats -= log_p[torch.arange(len(window) - 1), window[1:]].sum().item()
+    loss = nats / (len(ids) - 1)
+    # the run may have computed in bf16
+    assert run.summary["val_loss"] == pytest.approx(loss, rel=5e-3)
