@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from leftward.language_model import LanguageModel as LanguageModel
     from leftward.language_model import load as load
     from leftward.model.decoder import Decoder as Decoder
-    from leftward.text.tokenizer import Tokenizer as Tokenizer
     from leftward.runs import Run as Run
     from leftward.runs import resume as resume
     from leftward.runs import train as train
+    from leftward.text.tokenizer import Tokenizer as Tokenizer
     from leftward.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"

@@ -135,13 +135,17 @@ def _is_positive(name: str) -> Callable[[Config], bool]:
     return lambda config: getattr(config, name) is None or getattr(config, name) > 0
 
 
+def _is_given(value: Any) -> bool:
+    """Whether a derived field was set by the user, to something that a rule can reckon with."""
+    return value is not None and value > 0
+
+
 def _heads_divide_width(config: Config) -> bool:
-    return config.head_dim is not None or config.n_heads < 1 or config.d_model % config.n_heads == 0
+    return _is_given(config.head_dim) or config.n_heads < 1 or config.d_model % config.n_heads == 0
 
 
 def _kv_heads_divide_heads(config: Config) -> bool:
-    n_kv_heads = config.to_dict()["n_kv_heads"]  # may still be None here
-    return not n_kv_heads or n_kv_heads < 0 or config.n_heads % n_kv_heads == 0
+    return not _is_given(config.n_kv_heads) or config.n_heads % config.n_kv_heads == 0
 
 
 def _rotary_pairs_up(config: Config) -> bool:

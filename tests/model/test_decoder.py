@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import configs, random_decoder, random_ids
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,6 +18,7 @@ from leftward.model.decoder import Decoder
 from leftward.model.masks import causal_mask
 from leftward.model.norms import LayerNorm, RMSNorm, rms_norm
 from leftward.model.positions import rotary_angles, rotate
+from random_models import configs, random_decoder, random_ids
 
 TOLERANCE = 2e-5
 
