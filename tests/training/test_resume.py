@@ -1,4 +1,4 @@
-"""Resume = never stopped: real SIGKILLs in the middle of a step and of a save, then bit-identical weights and losses."""
+"""Resume = never stopped: real SIGKILLs in the middle of steps and saves, then bit-identical weights and losses."""
 
 import json
 import os

@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2; anything else is a bug a
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 
@@ -55,6 +56,9 @@ def _options(
 
 def run() -> None:
     """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another, and goes on
+            stream.reconfigure(errors="replace")
     try:
         app()
     except UserError as error:

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leftward.cli.terminal import chart
 from leftward.cli.train import options, start_run
-from leftward.data.sources import BUILTIN
-from leftward.training.recipe import Recipe, override
 
 
 def quickstart(
@@ -26,6 +23,10 @@ def quickstart(
 
     Without --data the text is the language reference that comes with every Python.
     """
+    from leftward.cli.terminal import chart
+    from leftward.data.sources import BUILTIN
+    from leftward.training.recipe import Recipe, override
+
     settings = [*options(data or [BUILTIN], out), f"training.minutes={minutes}", f"seed={seed}"]
     run = start_run(context, Recipe.from_dict(override({}, settings)))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]

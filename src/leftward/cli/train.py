@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leftward.cli.terminal import Watcher
 from leftward.errors import UserError
 from leftward.training.progress import Interrupted
-from leftward.training.recipe import Recipe, override, read_yaml
 
 if TYPE_CHECKING:
     from leftward.runs import Run
+    from leftward.training.recipe import Recipe
 
 
 def train(
@@ -38,6 +37,8 @@ def train(
 
     Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
     """
+    from leftward.training.recipe import Recipe, override, read_yaml
+
     arguments = list(recipe_and_overrides or [])
     if resume is not None:
         if arguments or data or out or dry_run:
@@ -66,6 +67,7 @@ def options(data: list[str] | None, out: str | None) -> list[str]:
 def start_run(context: typer.Context, recipe: Recipe) -> Run:
     """Train `recipe` before the user's eyes."""
     from leftward import runs
+    from leftward.cli.terminal import Watcher
 
     with _explained(), Watcher() as watcher:
         return runs.train(recipe, observer=watcher, started=context.obj["started"])
@@ -73,6 +75,7 @@ def start_run(context: typer.Context, recipe: Recipe) -> Run:
 
 def resume_run(context: typer.Context, directory: Path) -> Run:
     from leftward import runs
+    from leftward.cli.terminal import Watcher
 
     with _explained(), Watcher() as watcher:
         return runs.resume(directory, observer=watcher, started=context.obj["started"])

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from leftward import files
 from leftward.data import sources
 from leftward.data.batches import FORMAT, INDEX, VERSION, Dataset
-from leftward.data.sources import BadLines, Piece, Report, Source
+from leftward.data.settings import Settings
+from leftward.data.sources import Piece, Report, Source
 from leftward.errors import UserError
-from leftward.text.tokenizer import SEPARATOR, Kind, Tokenizer
+from leftward.text.tokenizer import Tokenizer
 
 Stage = Literal["reading", "encoding"]
 Progress = Callable[[Stage, int, int | None], None]
@@ -35,27 +36,6 @@ _BATCH_CHARACTERS = 1 << 21  # encoded at once; the library needs some 100 bytes
 _BATCH_DOCUMENTS = 1 << 14
 _EXACT_SPLIT_DOCUMENTS = 10_000
 _KEYS = 1 << 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What to read, how to split it, and which tokenizer to train on it."""
-
-    paths: tuple[str, ...]
-    """Files, directories, globs, "-" (standard input) or "builtin:python-reference"."""
-    val_paths: tuple[str, ...] = ()
-    """Text for validation; `paths` then is for training whole."""
-    text_field: str = "text"
-    document_separator: str | None = None
-    bad_lines: BadLines = "stop"
-    val_fraction: float = 0.1
-    """The share of the bytes that validation gets."""
-    tokenizer: Kind = "bpe"
-    vocab_size: int | None = None
-    special_tokens: tuple[str, ...] = (SEPARATOR,)
-    byte_fallback: bool = True
-    tokenizer_bytes: int = 200_000_000
-    """How much of the text the tokenizer is trained on at most."""
 
 
 def prepare(

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leftward.config import Config, ConfigError
-from leftward.data.prepare import Settings
+from leftward.data.settings import Settings
 from leftward.errors import UserError, nearest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

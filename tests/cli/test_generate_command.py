@@ -1,0 +1,146 @@
+"""`leftward generate` from outside: what is on stdout, what on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from leftward import Config
+from leftward.cli import generate as command
+from leftward.formats.run import save_model
+from leftward.generation.sampling import Sampling
+from leftward.language_model import load
+from leftward.text.tokenizer import Tokenizer
+from random_models import random_decoder
+
+TEXT = "The quick brown fox jumps over the lazy dog; é, ß and 𝄞 too.\n"
+PROGRAM = [sys.executable, "-m", "leftward.cli.main", "generate"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
+    config = Config(vocab_size=tokenizer.vocab_size, max_seq_len=64, n_layers=2, d_model=32, n_heads=4)
+    save_model(path, config, random_decoder(config, std=0.3).state_dict(), tokenizer)
+    return path
+
+
+def leftward(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, timeout=120)
+
+
+def test_stdout_holds_the_new_text_and_nothing_else(model: Path) -> None:
+    expected = load(model).generate("The fox", max_tokens=20, seed=4)
+    done = leftward(model, "The fox", "--max-tokens", "20", "--seed", "4")
+    assert done.returncode == 0
+    assert done.stdout.decode() == expected + "\n"
+    assert done.stderr == b""
+
+
+def test_stdin_and_json(model: Path) -> None:
+    expected = load(model).generate("é fox", max_tokens=5, temperature=0)
+    done = leftward(model, "--greedy", "--max-tokens", "5", "--json", stdin="é fox\n".encode())
+    assert json.loads(done.stdout) == {
+        "sample": 0,
+        "seed": json.loads(done.stdout)["seed"],
+        "prompt": "é fox",
+        "text": expected,
+        "tokens": 5,
+        "finish_reason": "length",
+    }
+    again = leftward(model, "-", "--greedy", "--max-tokens", "5", stdin="é fox\n".encode())
+    assert again.stdout.decode() == expected + "\n"
+
+
+def test_samples_are_apart_and_in_order(model: Path) -> None:
+    texts = load(model).generate("The", n=3, max_tokens=9, seed=2)
+    done = leftward(model, "The", "-n", "3", "--max-tokens", "9", "--seed", "2")
+    parts = [f"--- sample {i + 1} of 3 ---\n{text}\n" for i, text in enumerate(texts)]
+    assert done.stdout.decode() == "\n".join(parts)
+    lines = leftward(model, "The", "-n", "3", "--max-tokens", "9", "--seed", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == texts
+    seeds = [json.loads(line)["seed"] for line in lines]
+    assert load(model).generate("The", max_tokens=9, seed=seeds[2]) == texts[2]
+
+
+def test_a_drawn_seed_and_a_full_context_are_said_on_stderr(model: Path) -> None:
+    done = leftward(model, "The", "--max-tokens", "500")
+    assert "[seed " in done.stderr.decode()
+    assert "context is full" in done.stderr.decode() and "64 tokens" in done.stderr.decode()
+    seed = done.stderr.decode().split("[seed ")[1].split("]")[0]
+    assert leftward(model, "The", "--max-tokens", "500", "--seed", seed).stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["The", "--top-p", "7"], "top_p is 7.0"),
+        (["The", "-n", "0"], "n is 0"),
+        (["The", "--truncate", "right"], "truncate is 'right'"),
+        (["The", "--dtype", "fp16"], "dtype is 'fp16'"),
+        (["é𝄞ß" * 40], "more than the model's context of 64"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(model: Path, arguments: list[str], words: str) -> None:
+    done = leftward(model, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert words in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_model_and_no_text(tmp_path: Path, model: Path) -> None:
+    done = leftward(tmp_path / "nothing", "The")
+    assert done.returncode == 2 and b"does not exist" in done.stderr
+    done = leftward(model, stdin=b"\xff\xfe")
+    assert done.returncode == 2 and b"not UTF-8 text" in done.stderr
+
+
+def test_a_reader_that_leaves_ends_it_quietly(model: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, str(model), "The", "--seed", "1", "-n", "40"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
+def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
+    config = Config(vocab_size=280, max_seq_len=100_000, n_layers=2, d_model=32, n_heads=4)
+    save_model(tmp_path, config, random_decoder(config, std=0.3).state_dict(), tokenizer)
+    process = subprocess.Popen(
+        [*PROGRAM, str(tmp_path), "The", "--seed", "1", "--max-tokens", "99000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 1)  # it is writing
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_the_help_states_the_defaults_of_sampling() -> None:
+    """They are written down twice, since the command's module must not import torch."""
+    parameters = inspect.signature(command.generate).parameters
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
+        assert parameters[name].default == getattr(Sampling(), name)
+
+
+def test_the_commands_module_does_not_import_torch() -> None:
+    code = "import sys, leftward.cli.generate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,233 @@
+"""Text in, text out: what a user of `lw.load` holds in hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import leftward as lw
+from leftward import Config
+from leftward.errors import UserError
+from leftward.formats.run import save_model
+from leftward.language_model import LanguageModel
+from leftward.text.tokenizer import Tokenizer
+from random_models import random_decoder
+
+TEXT = "The quick brown fox jumps over the lazy dog; é, ß and 𝄞 too.\n"
+TOKENIZER = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
+
+
+def make_model(tokenizer: Tokenizer = TOKENIZER, **values: Any) -> LanguageModel:
+    defaults = {"vocab_size": tokenizer.vocab_size, "max_seq_len": 64, "n_layers": 2, "d_model": 32, "n_heads": 4}
+    return LanguageModel(random_decoder(Config(**(defaults | values)), std=0.3), tokenizer)
+
+
+MODEL = make_model()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(path, MODEL.config, MODEL.decoder.state_dict(), TOKENIZER)
+    return path
+
+
+# ---- loading
+
+
+def test_load(directory: Path) -> None:
+    model = lw.load(directory)
+    assert model.config == MODEL.config
+    assert model.tokenizer.fingerprint() == TOKENIZER.fingerprint()
+    assert model.generate("The", seed=1) == MODEL.generate("The", seed=1)
+    assert lw.load(str(directory), dtype="bf16").decoder.embed.weight.dtype == torch.bfloat16
+    assert lw.load(directory, dtype="bf16").generate("The", max_tokens=3, seed=1)
+
+
+def test_load_says_what_is_wrong(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dtype is 'bf-16': did you mean bf16\?"):
+        lw.load(directory, dtype="bf-16")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="does not exist"):
+        lw.load(tmp_path / "nothing")
+    with pytest.raises(UserError, match="not a model directory"):
+        lw.load(tmp_path)
+    save_model(tmp_path, MODEL.config, MODEL.decoder.state_dict())
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
+        lw.load(tmp_path)
+
+
+def test_every_eos_of_generation_config_ends_a_text(directory: Path, tmp_path: Path) -> None:
+    save_model(tmp_path, MODEL.config, MODEL.decoder.state_dict(), TOKENIZER, {"eos_token_id": [5, 6]})
+    assert lw.load(tmp_path).eos_ids == {5, 6, TOKENIZER.eos_id}
+
+
+# ---- generating
+
+
+def test_one_prompt_gives_a_text_and_several_give_a_list() -> None:
+    text = MODEL.generate("The quick", max_tokens=8, seed=3)
+    assert isinstance(text, str) and text
+    assert MODEL.generate(["The quick"], max_tokens=8, seed=3) == [text]
+    assert MODEL.generate(["é", "The quick"], max_tokens=8, seed=3)[1] == text
+    assert MODEL.generate([], max_tokens=8) == []
+
+
+def test_samples_differ_and_the_first_is_the_plain_one() -> None:
+    texts = MODEL.generate("The", n=3, max_tokens=12, seed=3)
+    assert len(set(texts)) == 3
+    assert texts[0] == MODEL.generate("The", max_tokens=12, seed=3)
+    both = MODEL.generate(["The", "lazy"], n=3, max_tokens=12, seed=3)
+    assert both[:3] == texts
+    assert both[3:] == MODEL.generate("lazy", n=3, max_tokens=12, seed=3)
+
+
+def test_a_stream_joins_to_the_whole() -> None:
+    pieces = list(MODEL.stream("The", max_tokens=40, seed=5))
+    assert all(pieces)
+    assert "".join(pieces) == MODEL.generate("The", max_tokens=40, seed=5)
+
+
+def test_an_empty_prompt_begins_a_text() -> None:
+    assert MODEL.generate("", max_tokens=5, seed=1)
+    without = Tokenizer.train([TEXT], kind="char", special_tokens=())
+    with pytest.raises(UserError, match="the prompt is empty"):
+        make_model(without).generate("", max_tokens=5)
+
+
+def test_the_prompt_begins_with_bos() -> None:
+    read: list[list[int]] = []
+    model = make_model()
+    model.decoder.embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].tolist()[0]))
+    model.generate("The", max_tokens=1)
+    model.score("The")
+    assert read[0] == [TOKENIZER.bos_id, *TOKENIZER.encode("The")]
+    assert read[1] == read[0][:-1]
+
+
+def test_control_tokens_in_a_prompt_are_plain_text() -> None:
+    read: list[list[int]] = []
+    model = make_model()
+    model.decoder.embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].tolist()[0]))
+    model.generate("a<|endoftext|>", max_tokens=1)
+    assert TOKENIZER.bos_id not in read[0][1:]
+
+
+def test_ids_that_only_pad_the_vocabulary_are_never_chosen() -> None:
+    model = make_model(vocab_size=400)
+    with torch.no_grad():
+        model.decoder.embed.weight[TOKENIZER.vocab_size :] *= 50
+    text = model.generate("The", max_tokens=50, seed=0, temperature=2.0)
+    assert isinstance(text, str)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_bad_arguments_are_refused_at_once(call: str) -> None:
+    method = getattr(MODEL, call)
+    with pytest.raises(UserError, match=r"unknown setting max_token: did you mean max_tokens\?"):
+        method("The", max_token=3)
+    with pytest.raises(UserError, match="top_p is 7"):
+        method("The", top_p=7)
+    with pytest.raises(UserError, match="truncate is 'right'"):
+        method("The", truncate="right")
+    with pytest.raises(UserError, match="more than the model's context of 64"):
+        method("é𝄞ß" * 40)
+    with pytest.raises(UserError, match="must be a string"):
+        method(None if call == "stream" else [None])
+    with pytest.raises(UserError, match="half a surrogate"):
+        method("\ud800")
+    with pytest.raises(UserError, match="n is 0"):
+        MODEL.generate("The", n=0)
+
+
+def test_truncate_left() -> None:
+    assert MODEL.generate("é𝄞ß" * 40 + "The", truncate="left", max_tokens=4, seed=0)
+
+
+def test_a_character_that_the_tokenizer_lacks_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="Ж"):
+        make_model(Tokenizer.train([TEXT], kind="char")).generate("Ж")
+
+
+# ---- scoring
+
+
+def reference_logprobs(model: LanguageModel, ids: list[int]) -> list[float]:
+    with torch.inference_mode():
+        logprobs = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
+    return [float(logprobs[i, token_id]) for i, token_id in enumerate(ids[1:])]
+
+
+def test_a_score_is_the_models_own_log_probability() -> None:
+    text = "The lazy é 𝄞"
+    score = MODEL.score(text)
+    ids = TOKENIZER.encode(text)
+    assert score.ids == tuple(ids)  # bos comes first, so that the first token is scored too
+    assert score.logprobs == pytest.approx(reference_logprobs(MODEL, [TOKENIZER.bos_id, *ids]), abs=1e-5)
+    assert score.n_bytes == len(text.encode())
+    assert score.nll == pytest.approx(-sum(score.logprobs))
+    assert score.loss == pytest.approx(score.nll / len(ids))
+    assert score.perplexity == pytest.approx(math.exp(score.loss))
+    assert score.bits_per_byte == pytest.approx(score.nll / math.log(2) / len(text.encode()))
+    assert len(score.tokens) == len(ids)
+    assert score.tokens[0] == "The" or "The".startswith(score.tokens[0])
+    assert "\ufffd" in "".join(score.tokens)  # the clef's bytes are tokens of their own
+
+
+def test_a_tokenizer_without_bos_cannot_score_the_first_token() -> None:
+    tokenizer = Tokenizer.train([TEXT], kind="char", special_tokens=())
+    model = make_model(tokenizer)
+    score = model.score("The é")
+    assert score.tokens == ("h", "e", " ", "é")
+    assert score.n_bytes == 5
+    assert score.logprobs == pytest.approx(reference_logprobs(model, tokenizer.encode("The é")), abs=1e-5)
+    with pytest.raises(UserError, match="nothing to score"):
+        model.score("T")
+
+
+def test_nothing_to_score() -> None:
+    with pytest.raises(UserError, match="nothing to score"):
+        MODEL.score("")
+
+
+def test_a_long_text_is_scored_in_windows_that_overlap_by_half() -> None:
+    tokenizer = Tokenizer.train([TEXT], kind="char")
+    model = make_model(tokenizer, max_seq_len=16)
+    text = (TEXT * 3)[:100]
+    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+    assert None not in ids
+    score = model.score(text)
+    expected = reference_logprobs(model, ids[:17][:17])[:16] if len(ids) <= 16 else []
+    with torch.inference_mode():
+        for target in range(1, len(ids)):
+            # The first 16 from the beginning, then eight at a time behind the eight before them.
+            start = 0 if target <= 16 else 8 * ((target - 17) // 8 + 1)
+            logits = model.decoder(torch.tensor([ids[start:target]]))[0, -1]
+            expected.append(float(logits.log_softmax(-1)[ids[target]]))
+    assert score.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 3])
+def test_a_tiny_context_scores_too(max_seq_len: int) -> None:
+    model = make_model(max_seq_len=max_seq_len)
+    assert len(model.score("The quick brown fox").logprobs) == len(TOKENIZER.encode("The quick brown fox"))
+
+
+def test_a_model_that_knows_the_text_by_heart() -> None:
+    """An untied model whose next token is certain: loss 0, perplexity 1."""
+    tokenizer = Tokenizer.train(["ab"], kind="char")
+    config = Config(vocab_size=3, n_layers=1, d_model=4, n_heads=1, tie_embeddings=False)
+    model = LanguageModel(random_decoder(config), tokenizer)
+    with torch.no_grad():
+        for parameter in model.decoder.blocks.parameters():
+            parameter.zero_()
+        model.decoder.embed.weight.copy_(torch.eye(3, 4))
+        model.decoder.norm.weight.fill_(1)
+        model.decoder.head.weight.copy_(torch.eye(3, 4).roll(1, dims=0) * 100)  # 0 → 1 → 2 → 0
+    score = model.score("ababab"[:2])
+    assert score.loss == pytest.approx(0, abs=1e-6)
+    assert score.perplexity == pytest.approx(1)
+    assert model.generate("", temperature=0) == "ab"  # then the token that ends a text
