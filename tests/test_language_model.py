@@ -198,9 +198,8 @@ def test_a_long_text_is_scored_in_windows_that_overlap_by_half() -> None:
     model = make_model(tokenizer, max_seq_len=16)
     text = (TEXT * 3)[:100]
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    assert None not in ids
     score = model.score(text)
-    expected = reference_logprobs(model, ids[:17][:17])[:16] if len(ids) <= 16 else []
+    expected = []
     with torch.inference_mode():
         for target in range(1, len(ids)):
             # The first 16 from the beginning, then eight at a time behind the eight before them.
@@ -227,7 +226,7 @@ def test_a_model_that_knows_the_text_by_heart() -> None:
         model.decoder.embed.weight.copy_(torch.eye(3, 4))
         model.decoder.norm.weight.fill_(1)
         model.decoder.head.weight.copy_(torch.eye(3, 4).roll(1, dims=0) * 100)  # 0 → 1 → 2 → 0
-    score = model.score("ababab"[:2])
+    score = model.score("ab")
     assert score.loss == pytest.approx(0, abs=1e-6)
     assert score.perplexity == pytest.approx(1)
     assert model.generate("", temperature=0) == "ab"  # then the token that ends a text

@@ -16,7 +16,7 @@ from leftward.config import Config
 from leftward.errors import UserError, nearest
 from leftward.formats.run import load_model
 from leftward.generation.decode import Event, decode
-from leftward.generation.sampling import Sampling
+from leftward.generation.settings import Sampling
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from leftward import Config
 from leftward.cli import generate as command
 from leftward.formats.run import save_model
-from leftward.generation.sampling import Sampling
+from leftward.generation.settings import Sampling
 from leftward.language_model import load
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder
@@ -134,13 +135,23 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     assert b"Traceback" not in errors
 
 
-def test_the_help_states_the_defaults_of_sampling() -> None:
-    """They are written down twice, since the command's module must not import torch."""
+def test_without_options_the_command_samples_as_python_does(model: Path) -> None:
     parameters = inspect.signature(command.generate).parameters
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
-        assert parameters[name].default == getattr(Sampling(), name)
+    for field in dataclasses.fields(Sampling):
+        if field.name != "stop":
+            assert parameters[field.name].default == field.default
 
 
-def test_the_commands_module_does_not_import_torch() -> None:
-    code = "import sys, leftward.cli.generate; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+@pytest.mark.parametrize("arguments", [["nowhere", "The"], [".", "The", "--top-p", "7"], ["--help"]])
+def test_mistakes_and_help_do_not_wait_for_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from leftward.cli import main
+sys.argv = ["leftward", "generate", *{arguments!r}]
+try:
+    main.run()
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == (0 if arguments == ["--help"] else 2), done.stderr

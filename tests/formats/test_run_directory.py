@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from leftward import Config
 from leftward.errors import UserError
-from leftward.formats.run import load_model, save_model, save_weights
+from leftward.formats.run import load_model, save_model
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder, random_ids
 
@@ -102,7 +102,7 @@ def test_names_of_a_compiled_model_load(tmp_path: Path, config: Config) -> None:
     save_model(tmp_path, config, compiled)
     assert torch.equal(load_model(tmp_path)[0].embed.weight, state["embed.weight"])
     blocks = {name.replace("blocks.0.", "blocks.0._orig_mod."): tensor for name, tensor in state.items()}
-    save_weights(tmp_path, config, blocks)
+    save_model(tmp_path, config, blocks)
     assert torch.equal(load_model(tmp_path)[0].blocks[0].attn.o.weight, state["blocks.0.attn.o.weight"])
 
 
@@ -229,7 +229,7 @@ def test_a_disk_that_refuses_is_one_line_and_the_old_weights_stay(
 ) -> None:
     before = (saved / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match=r"cannot write .*model\.safetensors: the file would be larger") as caught:
-        save_weights(saved, config, random_decoder(config, seed=1).state_dict())
+        save_model(saved, config, random_decoder(config, seed=1).state_dict())
     assert "\n" not in str(caught.value)
     assert (saved / "model.safetensors").read_bytes() == before
     assert not list(saved.glob("*.tmp"))
@@ -245,5 +245,5 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, config: Config) -> None
 def test_a_directory_that_may_not_be_written(saved: Path, config: Config) -> None:
     saved.chmod(0o500)
     with pytest.raises(UserError, match="permission denied"):
-        save_weights(saved, config, random_decoder(config).state_dict())
+        save_model(saved, config, random_decoder(config).state_dict())
     saved.chmod(0o700)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from leftward import Config
 from leftward.errors import UserError
 from leftward.generation.decode import Event, StopScanner, decode
-from leftward.generation.sampling import Sampling
+from leftward.generation.settings import Sampling
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer

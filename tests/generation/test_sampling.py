@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from leftward.errors import UserError
 from leftward.generation.sampling import (
-    Sampling,
     apply_temperature,
     choose,
     keep_min_p,
@@ -22,6 +21,7 @@ from leftward.generation.sampling import (
     keep_top_p,
     penalise_repetition,
 )
+from leftward.generation.settings import Sampling
 
 
 def random_logits(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

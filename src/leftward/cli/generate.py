@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from leftward.errors import UserError, nearest
+from leftward.formats.directory import check_model_directory
+from leftward.generation.settings import Sampling
 
 if TYPE_CHECKING:
     from leftward.generation.decode import Event
 
+_DEFAULTS = Sampling()
 _INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
@@ -28,23 +31,23 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue. Absent or -: read from stdin. Empty: a new text.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 200,
+    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = _DEFAULTS.max_tokens,
     temperature: Annotated[
         float, typer.Option(help="1: the model's own distribution; lower is safer; 0: greedy.")
-    ] = 0.8,
+    ] = _DEFAULTS.temperature,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Always the most likely token; same as temperature 0.")
     ] = False,
-    top_k: Annotated[int, typer.Option(help="Only the k most likely tokens; 0: all.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Only the k most likely tokens; 0: all.")] = _DEFAULTS.top_k,
     top_p: Annotated[
         float, typer.Option(help="Only the most likely tokens that together have this probability; 1: all.")
-    ] = 0.95,
+    ] = _DEFAULTS.top_p,
     min_p: Annotated[
         float, typer.Option(help="Only tokens at least this likely, as a share of the most likely one; 0: all.")
-    ] = 0.0,
+    ] = _DEFAULTS.min_p,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: tokens of prompt and output become less likely.")
-    ] = 1.0,
+    ] = _DEFAULTS.repetition_penalty,
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same text. Absent: drawn and shown.")
     ] = None,
@@ -60,13 +63,9 @@ def generate(
 
     Example: leftward generate runs/my-run "Once upon a time" --max-tokens 100 --seed 1
     """
-    if truncate not in (None, "left"):
-        raise UserError(f"truncate is {truncate!r}: {nearest(truncate, ['left'])}")
-    text = _read_stdin() if prompt is None or prompt == "-" else prompt
-
-    from leftward.generation.sampling import Sampling
-    from leftward.language_model import load
-
+    for name, value, valid in (("truncate", truncate, ["left"]), ("dtype", dtype, ["fp32", "bf16"])):
+        if value is not None and value not in valid:
+            raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
     sampling = Sampling(
         max_tokens=max_tokens,
         temperature=0.0 if greedy else temperature,
@@ -77,6 +76,11 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     ).seeded()
+    check_model_directory(model)
+    text = _read_stdin() if prompt is None or prompt == "-" else prompt
+
+    from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
+
     language_model = load(model, dtype=cast(Literal["fp32", "bf16"], dtype))
     events = language_model.events([text], sampling, n=samples, truncate=cast(Literal["left"] | None, truncate))
     seeds = [sampling.seeded(i).seed for i in range(samples)]

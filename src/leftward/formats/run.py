@@ -16,6 +16,7 @@ from torch import Tensor
 from leftward import files
 from leftward.config import Config
 from leftward.errors import UserError
+from leftward.formats.directory import check_model_directory
 from leftward.formats.hf import from_hf, to_hf
 from leftward.formats.tensors import read_tensors, write_tensors
 from leftward.model.decoder import Decoder
@@ -42,7 +43,8 @@ def save_model(
     Raises:
         UserError: the disk refuses; the files that were there are as they were.
     """
-    config_json, tensors = to_hf(config, _plain_names(state))
+    state = {name.replace(_COMPILED, ""): tensor for name, tensor in state.items()}
+    config_json, tensors = to_hf(config, state)
     ids = {} if tokenizer is None else {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,11 +56,6 @@ def save_model(
     write_tensors(directory / WEIGHTS, tensors)
 
 
-def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:
-    """Put other weights into a model directory that `save_model` made with the same Config. Raises: as `save_model`."""
-    write_tensors(directory / WEIGHTS, to_hf(config, _plain_names(state))[1])
-
-
 def load_model(
     directory: Path | str, dtype: torch.dtype = torch.float32
 ) -> tuple[Decoder, Tokenizer | None, dict[str, Any]]:
@@ -68,11 +65,7 @@ def load_model(
         UserError: a file is missing, damaged or does not fit the others, or the model is of a kind not supported yet.
     """
     directory = Path(directory)
-    if not directory.exists():
-        raise UserError(f"{directory} does not exist")
-    if not (directory / "config.json").is_file():
-        what = "is not a directory" if directory.is_file() else "has no config.json"
-        raise UserError(f"{directory} is not a model directory: it {what}")
+    check_model_directory(directory)
     config_json = _read_object(directory / "config.json")
     path, tensors = _read_weights(directory)
     try:
@@ -98,11 +91,7 @@ def build_decoder(config: Config, state: Mapping[str, Tensor]) -> Decoder:
     decoder.load_state_dict({**state, **tied}, assign=True)
     if config.tie_embeddings:  # assigning has put two parameters where one was
         decoder.head.weight = decoder.embed.weight
-    return decoder.requires_grad_(True).eval()
-
-
-def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.replace(_COMPILED, ""): tensor for name, tensor in state.items()}
+    return decoder.eval()
 
 
 def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError
-from leftward.generation.sampling import Sampling, choose
+from leftward.generation.sampling import choose
+from leftward.generation.settings import Sampling
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
@@ -171,6 +172,7 @@ def _run(decoder: Decoder, rows: list[_Row], eos_ids: frozenset[int], excluded: 
     if not rows:
         return
     cache, logits = _prefill(decoder, rows)
+    excluded = None if excluded is None else excluded.to(logits.device)
     seen = _seen_tokens(rows, logits)
     groups = _group(rows)
     while True:
