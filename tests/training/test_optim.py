@@ -1,11 +1,14 @@
 """The optimizer against PyTorch's own, and its groups."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from leftward import Config, Decoder
-from leftward.training.optim import Muon, Optimizer, orthogonalise, parameter_groups
+from leftward.training.optim import Optimizer, muon, orthogonalise, parameter_groups
 from leftward.training.recipe import OptimizerSection
 
 CONFIG = Config(vocab_size=11, n_layers=2, d_model=16, n_heads=2, max_seq_len=8, norm="layernorm", qkv_bias=True)
@@ -27,22 +30,62 @@ def test_each_parameter_is_in_exactly_one_group():
         assert not any("embed" in n or "head" in n for n in groups["matrices"])
 
 
-def test_muon_is_the_one_of_pytorch():
+@pytest.mark.parametrize("shape", [(32, 16), (16, 48), (16, 16)])
+def test_muon_is_the_one_of_pytorch(shape):
     torch.manual_seed(0)
-    shapes = [(32, 16), (32, 16), (16, 48), (16, 16)]
-    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    muon = Muon(ours, lr=0.02, momentum=0.9, weight_decay=0.1, dtype=torch.bfloat16)
+    ours = [torch.randn(shape) for _ in range(3)]
+    theirs = [nn.Parameter(tensor.clone()) for tensor in ours]
+    buffers = [torch.zeros(shape) for _ in range(3)]
     oracle = torch.optim.Muon(theirs, lr=0.02, momentum=0.9, weight_decay=0.1)
     for _ in range(5):
-        for a, b in zip(ours, theirs, strict=True):
-            a.grad = torch.randn_like(a)
-            b.grad = a.grad.clone()
-        muon.step()
+        grads = [torch.randn(shape) for _ in range(3)]
+        for parameter, grad in zip(theirs, grads, strict=True):
+            parameter.grad = grad.clone()
+        muon(ours, grads, buffers, lr=0.02, momentum=0.9, weight_decay=0.1, dtype=torch.bfloat16)
         oracle.step()
     for a, b in zip(ours, theirs, strict=True):
         # the bf16 iteration rounds differently in a batch; a step moves weights by about lr · √max(1, r/c)
-        torch.testing.assert_close(a, b, atol=2e-3, rtol=0)
+        torch.testing.assert_close(a, b.detach(), atol=2e-3, rtol=0)
+
+
+def test_adamw_is_the_one_of_pytorch():
+    torch.manual_seed(0)
+    decoder, other = Decoder(CONFIG), Decoder(CONFIG)
+    other.load_state_dict(decoder.state_dict())
+    settings = OptimizerSection(name="adamw", adamw_lr=0.01, weight_decay=0.1, betas=[0.8, 0.9], grad_clip=0.0)
+    optimizer = Optimizer(decoder, settings, torch.float32)
+    named, matrices = dict(other.named_parameters()), parameter_groups(other)["matrices"]
+    oracle = torch.optim.AdamW(
+        [
+            {"params": [named[name] for name in matrices], "weight_decay": 0.1},
+            {"params": [p for name, p in named.items() if name not in matrices], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+        betas=(0.8, 0.9),
+    )
+    for seed in range(4):
+        fill_gradients(decoder, seed)
+        fill_gradients(other, seed)
+        optimizer.accumulate()
+        optimizer.step(1.0)
+        oracle.step()
+    for name, parameter in decoder.named_parameters():
+        torch.testing.assert_close(parameter, named[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_no_compiler_is_loaded():
+    script = (
+        "import sys, torch\n"
+        "from leftward import Config, Decoder\n"
+        "from leftward.training.optim import Optimizer\n"
+        "from leftward.training.recipe import OptimizerSection\n"
+        "decoder = Decoder(Config(vocab_size=8, n_layers=1, d_model=8, n_heads=1))\n"
+        "optimizer = Optimizer(decoder, OptimizerSection(), torch.float32)\n"
+        "decoder(torch.zeros(1, 2, dtype=torch.long)).sum().backward()\n"
+        "optimizer.step(1.0)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_orthogonalise_flattens_the_singular_values():

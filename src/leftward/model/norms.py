@@ -59,8 +59,9 @@ class _RMSNormWithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = (norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()).to(x.dtype)
+        # The kernel sums in fp32; asking it for an fp32 result would cost a copy of x.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).float()
+        scale = (norm.square() / x.shape[-1] + eps).rsqrt().to(x.dtype)
         unit = x * scale
         ctx.save_for_backward(unit, scale, weight)
         return unit * weight
@@ -70,5 +71,5 @@ class _RMSNormWithGradient(torch.autograd.Function):
         unit, scale, weight = ctx.saved_tensors
         grad_weight = (grad * unit).sum_to_size(weight.shape)
         grad = grad * weight
-        shared = (grad * unit).mean(dim=-1, keepdim=True)
-        return torch.addcmul(grad, unit, shared, value=-1).mul_(scale), grad_weight, None
+        total = (grad * unit).sum(dim=-1, keepdim=True)
+        return torch.addcmul(grad, unit, total, value=-1 / grad.shape[-1]).mul_(scale), grad_weight, None

@@ -6,11 +6,13 @@ anew after every step, and gradients are summed over micro-batches in fp32.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
+from leftward.errors import UserError
 from leftward.model.decoder import Decoder
 from leftward.training.recipe import OptimizerSection
 
@@ -31,30 +33,36 @@ def parameter_groups(decoder: nn.Module) -> dict[str, list[str]]:
 class Optimizer:
     """Master weights and their update. Casts `decoder` to `dtype` in place.
 
+    Holds its state as named tensors and calls PyTorch's update rule as a function: torch.optim.Optimizer, the class,
+    loads the compiler when it is made, a second that a short run would feel.
+
     Args:
         decoder: with fp32 weights, on its device.
         dtype: what the decoder is to compute in.
     """
 
     def __init__(self, decoder: Decoder, settings: OptimizerSection, dtype: torch.dtype) -> None:
+        self._settings, self._dtype = settings, dtype
         self._working = dict(decoder.named_parameters())
         self.masters = {
             name: p if dtype == torch.float32 else nn.Parameter(p.detach().clone()) for name, p in self._working.items()
         }
         decoder.to(dtype)
-        self._grad_clip = settings.grad_clip
-        groups = {kind: [self.masters[n] for n in names] for kind, names in parameter_groups(decoder).items()}
-        matrices, rest = groups["matrices"], groups["embeddings"] + groups["vectors"]
-        adamw_groups = [{"params": rest, "weight_decay": 0.0}]
-        self._optimizers: list[torch.optim.Optimizer] = []
-        if settings.name == "muon":
-            muon = Muon(matrices, settings.lr, settings.momentum, settings.weight_decay, dtype)
-            self._optimizers.append(muon)
-        else:
-            adamw_groups.append({"params": matrices, "weight_decay": settings.weight_decay})
-        betas = (settings.betas[0], settings.betas[1])
-        self._optimizers.append(torch.optim.AdamW(adamw_groups, lr=settings.adamw_lr, betas=betas, fused=True))
-        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
+        groups = parameter_groups(decoder)
+        undecayed = groups["embeddings"] + groups["vectors"]
+        uses_muon = settings.name == "muon"
+        self._muon = _by_shape(self.masters, groups["matrices"]) if uses_muon else []
+        # (names, weight decay) of what AdamW moves
+        self._adamw = (
+            [(undecayed, 0.0)] if uses_muon else [(undecayed, 0.0), (groups["matrices"], settings.weight_decay)]
+        )
+        self._state: dict[str, dict[str, Tensor]] = {"momentum_buffer": {}, "exp_avg": {}, "exp_avg_sq": {}, "step": {}}
+        for names in self._muon:
+            self._state["momentum_buffer"] |= {name: torch.zeros_like(self.masters[name].detach()) for name in names}
+        for names, _ in self._adamw:
+            for slot in ("exp_avg", "exp_avg_sq"):
+                self._state[slot] |= {name: torch.zeros_like(self.masters[name].detach()) for name in names}
+            self._state["step"] |= {name: torch.zeros((), device=self.masters[name].device) for name in names}
 
     def accumulate(self) -> None:
         """Take the gradients that a backward pass left on the decoder."""
@@ -76,15 +84,38 @@ class Optimizer:
         Returns:
             The norm of the whole gradient before clipping.
         """
-        masters = list(self.masters.values())
+        masters, settings = list(self.masters.values()), self._settings
         norm = nn.utils.get_total_norm([master.grad for master in masters if master.grad is not None])
-        if self._grad_clip:
-            nn.utils.clip_grads_with_norm_(masters, self._grad_clip, norm)
-        for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * lr_fraction
-            optimizer.step()
-            optimizer.zero_grad()
+        if settings.grad_clip:
+            nn.utils.clip_grads_with_norm_(masters, settings.grad_clip, norm)
+        for names in self._muon:
+            muon(
+                *self._columns(names, "momentum_buffer"),
+                lr=settings.lr * lr_fraction,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+                dtype=self._dtype,
+            )
+        for names, weight_decay in self._adamw:
+            parameters, grads, averages, squares, steps = self._columns(names, "exp_avg", "exp_avg_sq", "step")
+            adamw(
+                parameters,
+                grads,
+                averages,
+                squares,
+                max_exp_avg_sqs=[],
+                state_steps=steps,
+                fused=True,
+                amsgrad=False,
+                beta1=settings.betas[0],
+                beta2=settings.betas[1],
+                lr=settings.adamw_lr * lr_fraction,
+                weight_decay=weight_decay,
+                eps=1e-8,
+                maximize=False,
+            )
+        for master in masters:
+            master.grad = None
         self.publish()
         return float(norm)
 
@@ -100,70 +131,54 @@ class Optimizer:
         return {name: master.detach() for name, master in self.masters.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimizers remember, as flat tensors: "exp_avg.NAME", "momentum_buffer.NAME", …"""
-        name_of = {id(master): name for name, master in self.masters.items()}
-        return {
-            f"{key}.{name_of[id(parameter)]}": torch.as_tensor(value)
-            for optimizer in self._optimizers
-            for parameter, slots in optimizer.state.items()
-            for key, value in slots.items()
-        }
+        """What the update rules remember, under "exp_avg.NAME", "momentum_buffer.NAME" …"""
+        return {f"{slot}.{name}": tensor for slot, named in self._state.items() for name, tensor in named.items()}
 
     @torch.no_grad()
     def restore(self, weights: dict[str, Tensor], state: dict[str, Tensor]) -> None:
-        """Become what `weights` and `state` were taken from."""
-        for name, master in self.masters.items():
-            master.copy_(weights[name])
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = {}
-        owner = {id(p): o for o in self._optimizers for group in o.param_groups for p in group["params"]}
-        for flat, tensor in state.items():
-            key, _, name = flat.partition(".")
-            master = self.masters[name]
-            owner[id(master)].state[master][key] = tensor.clone()
+        """Become what `weights` and `state` were taken from. Raises: UserError where they are of another run."""
+        for ours, theirs in ((self.weights(), weights), (self.state(), state)):
+            if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in theirs.items()}:
+                raise UserError("the checkpoint holds other tensors than this recipe's model and optimizer have")
+            for name, tensor in ours.items():
+                tensor.copy_(theirs[name])
         self.publish()
 
+    def _columns(self, names: list[str], *slots: str) -> list[list[Tensor]]:
+        """The masters of `names`, their gradients, and what the update rule keeps of each in `slots`."""
+        masters = [self.masters[name] for name in names]
+        grads = [master.grad for master in masters if master.grad is not None]
+        assert len(grads) == len(masters)
+        return [list(masters), grads, *([self._state[slot][name] for name in names] for slot in slots)]
 
-class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised: each matrix moves by the nearest semi-orthogonal matrix to its averaged gradient.
 
-    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". The same function as torch.optim.Muon
-    (a test holds them together), with matrices of one shape taken through the Newton–Schulz iteration as one batch.
+def muon(
+    parameters: list[Tensor],
+    grads: list[Tensor],
+    buffers: list[Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    dtype: torch.dtype,
+) -> None:
+    """One step of Muon for matrices of one shape: each moves by the orthogonalised average of its gradients.
+
+    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks", with Nesterov momentum and decoupled
+    decay; the same function as torch.optim.Muon (a test holds them together), but for the batch.
     """
-
-    def __init__(
-        self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._dtype = dtype
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in by_shape.items():
-                grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-                assert len(grads) == len(parameters)
-                for parameter in parameters:
-                    if not self.state[parameter]:
-                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-                torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-                nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-                updates = orthogonalise(torch.stack(nesterov).to(self._dtype)).float().unbind()
-                if group["weight_decay"]:
-                    torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                # A tall matrix's update is scaled so that its effect on a unit input does not shrink with its shape.
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                torch._foreach_add_(parameters, updates, alpha=-group["lr"] * scale)
+    rows, columns = parameters[0].shape
+    torch._foreach_lerp_(buffers, grads, 1 - momentum)
+    nesterov = torch._foreach_lerp(grads, buffers, momentum)
+    updates = orthogonalise(torch.stack(nesterov).to(dtype)).float().unbind()
+    if weight_decay:
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+    # A tall matrix's update is scaled so that its effect on a unit input does not shrink with its shape.
+    torch._foreach_add_(parameters, updates, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """U Vᵀ of each of `matrices` [N, rows, columns] = U S Vᵀ, about: its singular values end between about 0.7 and 1.2.
+    """U Vᵀ of each of `matrices` [N, rows, columns] = U S Vᵀ, about: its singular values end between some 0.7 and 1.2.
 
     Five steps of the quintic Newton–Schulz iteration with Jordan's coefficients.
     """
@@ -175,3 +190,11 @@ def orthogonalise(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
+
+
+def _by_shape(tensors: Mapping[str, Tensor], names: list[str]) -> list[list[str]]:
+    """`names` in groups whose tensors have one shape."""
+    groups: dict[torch.Size, list[str]] = {}
+    for name in names:
+        groups.setdefault(tensors[name].shape, []).append(name)
+    return list(groups.values())
