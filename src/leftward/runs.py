@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leftward import files
+from leftward.data.batches import Dataset
 from leftward.language_model import LanguageModel, load
 from leftward.training import directory as directories
 from leftward.training import loop
@@ -38,6 +40,16 @@ class Run:
         """metrics.jsonl: logged steps have `loss`, evaluations have `val_loss`; all have `step` and `tokens`."""
         lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
+
+    def held_out_beginnings(self, n: int) -> list[str]:
+        """The first words of n paragraphs of the validation text, for the model to go on from."""
+        val, beginnings = Dataset.open(self.directory / "tokens").val, []
+        for index in range(n):
+            start = len(val) * index // n
+            text = self.model.tokenizer.decode(val.slice(start, min(start + 500, len(val))).tolist())
+            found = re.search(r"\n\s*\n(\w+(?:[ \t]+\S+){1,3})", text) or re.search(r"\s(\w+(?:\s+\S+){0,3})", text)
+            beginnings.append(found[1] if found else text[:20])
+        return beginnings
 
 
 def train(

@@ -9,6 +9,12 @@ import typer
 
 from leftward.cli.train import options, start_run
 
+# Wide and shallow: what reads best after a minute on two cores (docs/log.md).
+RECIPE = {
+    "model": {"n_layers": 3, "d_model": 320, "n_heads": 5, "max_seq_len": 256, "tie_embeddings": False},
+    "training": {"seq_len": 128, "batch_size": 16},
+}
+
 
 def quickstart(
     context: typer.Context,
@@ -28,12 +34,14 @@ def quickstart(
     from leftward.training.recipe import Recipe, override
 
     settings = [*options(data or [BUILTIN], out), f"training.minutes={minutes}", f"seed={seed}"]
-    run = start_run(context, Recipe.from_dict(override({}, settings)))
+    run = start_run(context, Recipe.from_dict(override(RECIPE, settings)))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]
     typer.echo("\n" + chart(curve, "validation bits/byte", "tokens trained on"))
-    for number in range(1, 4):
-        typer.echo(f"\n— sample {number} —")
-        for piece in run.model.stream("", max_tokens=120, temperature=0.7, top_p=0.95, seed=number):
+    for number, prompt in enumerate(run.held_out_beginnings(3), start=1):
+        typer.echo(
+            f"\n--- sample {number}, from words of the text held out ---\n{typer.style(prompt, bold=True)}", nl=False
+        )
+        for piece in run.model.stream(prompt, max_tokens=100, temperature=0.6, seed=number):
             sys.stdout.write(piece)
             sys.stdout.flush()
         typer.echo()

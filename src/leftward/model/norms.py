@@ -59,8 +59,7 @@ class _RMSNormWithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # The kernel sums in fp32; asking it for an fp32 result would cost a copy of x.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).float()
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = (norm.square() / x.shape[-1] + eps).rsqrt().to(x.dtype)
         unit = x * scale
         ctx.save_for_backward(unit, scale, weight)

@@ -68,9 +68,9 @@ class OptimizerSection(Section):
     """muon: Muon (Jordan et al. 2024) for the matrices of the blocks and AdamW for the rest. adamw: AdamW for all."""
     lr: Annotated[float, Field(gt=0)] = 0.02
     """Peak learning rate of Muon; unused with adamw."""
-    adamw_lr: Annotated[float, Field(gt=0)] = 0.008
+    adamw_lr: Annotated[float, Field(gt=0)] = 0.01
     """Peak learning rate of AdamW."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Muon's Nesterov momentum."""
     betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.95]
     """AdamW's decay rates of the first and second moment."""
