@@ -206,3 +206,21 @@ def test_the_validation_loss_covers_the_whole_split(recipe):
     loss = nats / (len(ids) - 1)
     # the run may have computed in bf16
     assert run.summary["val_loss"] == pytest.approx(loss, rel=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "word"])
+def test_a_run_directory_is_a_hugging_face_model_directory(recipe, kind):
+    transformers = pytest.importorskip("transformers")
+    run = lw.train(merged(recipe, tokenizer={"kind": kind}, training={"max_steps": 30, "eval_interval": 30}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run.directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.directory)
+    text = "The 12 sheep of farm 3 saw the 7 wolves.\n"
+    ids = run.model.tokenizer.encode(text)
+    assert tokenizer(text)["input_ids"] == ids and tokenizer.decode(ids) == text
+    ids = torch.tensor([ids[:32]])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, run.model.decoder(ids), atol=1e-4, rtol=0)
+    prompt = run.model.tokenizer.encode("The 12 ", add_bos=True)
+    greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, len(prompt) :]
+    expected = tokenizer.decode(greedy, skip_special_tokens=True)
+    assert run.model.generate("The 12 ", max_tokens=10, temperature=0) == expected
