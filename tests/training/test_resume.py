@@ -44,7 +44,8 @@ def half_a_file(path, tensors):
     "save, weights": lambda: kill_in(checkpoint, "write_tensors", 5, half_a_file),
     "save, optimizer": lambda: kill_in(checkpoint, "write_tensors", 6, half_a_file),
     "evaluation": lambda: kill_in(loop, "evaluate", 2),
-    "best weights": lambda: kill_in(loop, "save_model", 4),
+    "best weights": lambda: kill_in(loop, "save_weights", 4),
+    "after an evaluation": lambda: kill_in(checkpoint.files, "write_json", 11),
     "rotation": lambda: kill_in(checkpoint.shutil, "rmtree", 2),
     "metrics": lambda: kill_in(loop._Metrics, "write", 7),
     "summary": lambda: kill_in(loop._Training, "summary", 1),
@@ -52,8 +53,19 @@ def half_a_file(path, tensors):
 lw.train(recipe)
 """
 
-MOMENTS = ["step", "first step", "backward", "save, weights", "save, optimizer", "evaluation", "best weights",
-           "rotation", "metrics", "summary"]  # fmt: skip
+MOMENTS = [
+    "step",
+    "first step",
+    "backward",
+    "save, weights",
+    "save, optimizer",
+    "evaluation",
+    "best weights",
+    "after an evaluation",
+    "rotation",
+    "metrics",
+    "summary",
+]
 
 
 def comparable(run):

@@ -44,7 +44,7 @@ def save_model(
         UserError: the disk refuses; the files that were there are as they were.
     """
     state = {name.replace(_COMPILED, ""): tensor for name, tensor in state.items()}
-    config_json, tensors = to_hf(config, state)
+    config_json, _ = to_hf(config, state)
     ids = {} if tokenizer is None else {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,12 @@ def save_model(
     named = {key: value for key, value in ids.items() if value is not None}
     files.write_json(directory / "generation_config.json", named | dict(generation or {}))
     files.write_json(directory / "config.json", config_json | ids)
-    write_tensors(directory / WEIGHTS, tensors)
+    save_weights(directory, config, state)
+
+
+def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:
+    """Write only the weights of a model directory that has the rest. Raises: UserError."""
+    write_tensors(directory / WEIGHTS, to_hf(config, state)[1])
 
 
 def load_model(

@@ -40,6 +40,9 @@ class State:
     """CPU threads: another number may round sums differently."""
     data_fingerprint: str
     plan: Plan
+    evaluated_step: int = 0
+    """The last step that was evaluated, and the validation loss there."""
+    last_loss: float | None = None
     best_step: int | None = None
     best_loss: float | None = None
 
@@ -59,9 +62,17 @@ class State:
 
 
 def save(run: Path, state: State, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-    """Add the checkpoint of `state.step`, then drop older ones (which stay when it fails). Raises: UserError."""
+    """Add the checkpoint of `state.step`, then drop older ones (which stay when it fails).
+
+    Where the step has one already, only its state is written: evaluating a step changes no weights.
+
+    Raises:
+        UserError: the disk refuses.
+    """
     target = run / DIRECTORY / f"step-{state.step:08d}"
-    if not target.exists():
+    if target.exists():
+        files.write_json(target / "state.json", state.to_dict())
+    else:
         with files.directory_atomic(target) as directory:
             write_tensors(directory / "model.safetensors", weights)
             write_tensors(directory / "optimizer.safetensors", optimizer)

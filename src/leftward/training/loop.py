@@ -26,12 +26,12 @@ from leftward.data.batches import Dataset, Windows
 from leftward.data.prepare import prepare
 from leftward.errors import UserError
 from leftward.formats import hf
-from leftward.formats.run import save_model
+from leftward.formats.run import save_model, save_weights
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 from leftward.training import checkpoint
 from leftward.training.checkpoint import State
-from leftward.training.loss import Evaluation, evaluate, loss_sum
+from leftward.training.loss import bits_per_byte, evaluate, loss_sum
 from leftward.training.optim import Optimizer, parameter_groups
 from leftward.training.precision import DTYPES, choose_device, choose_dtype
 from leftward.training.progress import Interrupted, Observer, Progress
@@ -81,7 +81,7 @@ class _Training:
         interrupted: Callable[[], bool],
     ) -> None:
         self.recipe, self.directory, self.observer, self.device = recipe, directory, observer, device
-        self.tokenizer, self.dataset, self.interrupted = tokenizer, dataset, interrupted
+        self.dataset, self.interrupted = dataset, interrupted
         self.windows = Windows(dataset.train, recipe.seq_len, recipe.seed)
         self.config = recipe.config(tokenizer.vocab_size)
         torch.manual_seed(recipe.seed)
@@ -103,11 +103,9 @@ class _Training:
                 data_fingerprint=dataset.fingerprint,
                 plan=Plan.of(recipe),
             )
-            self._publish()
+            save_model(directory, self.config, self.optimizer.weights(), tokenizer)
         self.model = self._compiled() if recipe.training.compile else self.decoder
-        self.metrics = _Metrics(directory / "metrics.jsonl", self.state.step)
-        self.evaluation: Evaluation | None = None
-        self.evaluated_step = 0
+        self.metrics = _Metrics(directory / "metrics.jsonl", self.state)
         self.evaluated_at = self.state.elapsed
         self.clock = time.perf_counter() - self.state.elapsed
         self.saved_at = time.perf_counter()
@@ -122,9 +120,10 @@ class _Training:
         """Train until the plan's last step, saving and evaluating on the way."""
         while True:
             is_last = self.state.step == self.state.plan.max_steps
-            if (is_last or self._evaluation_is_due()) and self.evaluated_step != self.state.step:
+            if (is_last or self._evaluation_is_due()) and self.state.evaluated_step != self.state.step:
                 self._save()
                 self._evaluate()
+                self._save()
             elif self._save_is_due():
                 self._save()
             if self.interrupted():
@@ -173,7 +172,7 @@ class _Training:
             step=state.step,
             max_steps=state.plan.max_steps,
             loss=loss,
-            bits_per_byte=loss / math.log(2) * len(train) / train.bytes,
+            bits_per_byte=bits_per_byte(loss * len(train), train.bytes),
             lr_fraction=fraction,
             grad_norm=grad_norm,
             tokens=state.tokens,
@@ -222,13 +221,14 @@ class _Training:
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
+        self.evaluated_at = self.elapsed
         if not math.isfinite(evaluation.loss):
             raise UserError(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
+        self.state = replace(self.state, evaluated_step=step, last_loss=evaluation.loss)
         is_best = best is None or evaluation.loss < best
         if is_best:
             self.state = replace(self.state, best_step=step, best_loss=evaluation.loss)
             self._publish()
-        self.evaluation, self.evaluated_step, self.evaluated_at = evaluation, step, self.elapsed
         self.metrics.write(
             step=step,
             val_loss=evaluation.loss,
@@ -239,8 +239,8 @@ class _Training:
         self.observer.evaluated(step, evaluation, is_best)
 
     def _publish(self) -> None:
-        """Make the run directory the model directory of the weights as they are now."""
-        save_model(self.directory, self.config, self.optimizer.weights(), self.tokenizer)
+        """Put the weights as they are now into the run directory, which is a model directory."""
+        save_weights(self.directory, self.config, self.optimizer.weights())
 
     def _restore(self, state: State, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
         if state.data_fingerprint != self.dataset.fingerprint:
@@ -260,7 +260,9 @@ class _Training:
     def _compiled(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """The decoder through torch.compile, or plain where that fails. The weights' names stay the decoder's."""
         compiled = torch.compile(self.decoder)
-        sample = torch.zeros((1, self.recipe.seq_len), dtype=torch.int64, device=self.device)
+        training = self.recipe.training
+        shape = (training.micro_batch_size or training.batch_size, self.recipe.seq_len)
+        sample = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
             loss_sum(compiled(sample), sample).backward()
         except Exception as error:  # whatever a compiler back end may raise
@@ -283,18 +285,21 @@ class _Training:
             f"data: {len(train):,} tokens of {train.documents:,} documents to train on, {len(val):,} of "
             f"{val.documents:,} to validate; {recipe.training.batch_size * recipe.seq_len:,} tokens a step"
         )
+        if recipe.training.max_steps is not None:
+            epochs = recipe.training.max_steps * recipe.training.batch_size / self.windows.per_epoch
+            note(f"plan: {recipe.training.max_steps:,} steps, {epochs:.1f} times through the training data")
         note(f"computing in {self.state.dtype} on {self.device.type}, {torch.get_num_threads()} threads")
         if hf.family_of(self.config) is None:
             note("no Hugging Face class has this architecture: the run directory will load in leftward only")
 
     def summary(self, wall_s: float) -> dict[str, Any]:
-        state = self.state
-        assert self.evaluation is not None
+        state, val = self.state, self.dataset.val
+        assert state.best_loss is not None
         return {
             "val_loss": state.best_loss,
-            "val_bits_per_byte": self.evaluation.bits_per_byte / self.evaluation.loss * (state.best_loss or math.nan),
+            "val_bits_per_byte": bits_per_byte(state.best_loss * (len(val) - 1), val.bytes),
             "best_step": state.best_step,
-            "final_val_loss": self.evaluation.loss,
+            "final_val_loss": state.last_loss,
             "steps": state.step,
             "tokens": state.tokens,
             "params": self.n_parameters,
@@ -309,11 +314,11 @@ class _Training:
 class _Metrics:
     """metrics.jsonl: a line a logged step and a line an evaluation, appended; never beyond what is saved and redone."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        """Keep the lines up to `step`; what an interrupted run wrote after its checkpoint will come again."""
+    def __init__(self, path: Path, state: State) -> None:
+        """Keep the lines up to `state`; what an interrupted run wrote after its checkpoint will come again."""
         self._path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if _is_before(line, step)]
+        kept = [line for line in lines if _is_before(line, state)]
         files.write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, **values: Any) -> None:
@@ -321,11 +326,11 @@ class _Metrics:
             file.write(json.dumps(values) + "\n")
 
 
-def _is_before(line: str, step: int) -> bool:
-    """Whether a resumed run that stands at `step` will not write this line again. It repeats that step's evaluation."""
+def _is_before(line: str, state: State) -> bool:
+    """Whether a run that goes on from `state` will not write this line again."""
     try:
         values = json.loads(line)
-        return bool(values["step"] < step or (values["step"] == step and "val_loss" not in values))
+        return bool(values["step"] <= (state.evaluated_step if "val_loss" in values else state.step))
     except (ValueError, KeyError, TypeError):  # cut short by a kill
         return False
 

@@ -47,7 +47,12 @@ class Evaluation:
     @property
     def bits_per_byte(self) -> float:
         """Comparable across tokenizers."""
-        return self.nats / math.log(2) / self.bytes
+        return bits_per_byte(self.nats, self.bytes)
+
+
+def bits_per_byte(nats: float, text_bytes: int) -> float:
+    """The loss of a text as bits for each of its bytes of UTF-8."""
+    return nats / math.log(2) / text_bytes
 
 
 def evaluate(
