@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from leftward import Config
+from leftward.config import FeedForward, Norm, Positions
 from leftward.model.decoder import Decoder
 
 
@@ -24,12 +26,12 @@ def configs(draw: st.DrawFn, **fixed: Any) -> Config:
         "n_kv_heads": draw(st.sampled_from([n for n in range(1, n_heads + 1) if n_heads % n == 0])),
         "head_dim": draw(st.sampled_from([None, 8, 12])),
         "d_ff": draw(st.sampled_from([None, 20])),
-        "positions": draw(st.sampled_from(["rotary", "learned"])),
+        "positions": draw(st.sampled_from(typing.get_args(Positions))),
         "rope_base": draw(st.sampled_from([100.0, 10_000.0])),
-        "norm": draw(st.sampled_from(["rmsnorm", "layernorm"])),
+        "norm": draw(st.sampled_from(typing.get_args(Norm))),
         "norm_eps": draw(st.sampled_from([1e-6, 1e-5])),
         "qk_norm": draw(st.booleans()),
-        "feed_forward": draw(st.sampled_from(["swiglu", "gelu", "gelu_tanh", "relu2"])),
+        "feed_forward": draw(st.sampled_from(typing.get_args(FeedForward))),
         "qkv_bias": draw(st.booleans()),
         "attn_out_bias": draw(st.booleans()),
         "ff_bias": draw(st.booleans()),

@@ -19,4 +19,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def missing_extra(library: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
-    return UserError(f"{purpose} needs {library}: pip install 'leftward[{extra}]'")
+    return UserError(f"{purpose} needs {library}: pip install {library} (leftward's extra `{extra}`)")

@@ -15,12 +15,12 @@ from torch import Tensor
 from leftward.config import Config
 from leftward.errors import UserError, nearest
 from leftward.formats.run import load_model
+from leftward.formats.tensors import DTYPES
 from leftward.generation.decode import Event, decode
 from leftward.generation.settings import Sampling
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from leftward import files
 from leftward.data.batches import Dataset
+from leftward.errors import UserError
 from leftward.language_model import LanguageModel, load
 from leftward.training import directory as directories
 from leftward.training import loop
 from leftward.training.progress import Observer
-from leftward.training.recipe import Recipe
+from leftward.training.recipe import Recipe, override, read_yaml
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """metrics.jsonl: logged steps have `loss`, evaluations have `val_loss`; all have `step` and `tokens`."""
-        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        path = self.directory / "metrics.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is missing or damaged ({error})") from None
 
     def held_out_beginnings(self, n: int) -> list[str]:
         """The first words of n paragraphs of the validation text, for the model to go on from."""
@@ -62,7 +66,7 @@ def train(
 
     Args:
         recipe: a Recipe, its fields as plain data, or the path of a YAML file.
-        overrides: "key.sub=value" settings laid over a YAML file's.
+        overrides: "key.sub=value" settings laid over it.
         observer: is told of every step and evaluation.
         started: the `time.perf_counter()` that summary.json's wall_s counts from. None: this call.
 
@@ -70,10 +74,11 @@ def train(
         UserError: something is wrong with the recipe, the data or the disk.
         Interrupted: a signal ended the run; all is saved, and `resume` goes on.
     """
-    if isinstance(recipe, (str, Path)):
-        recipe = Recipe.load(recipe, overrides)
-    elif isinstance(recipe, Mapping):
-        recipe = Recipe.from_dict(recipe)
+    if isinstance(recipe, Recipe):
+        recipe = recipe.model_dump()
+    elif not isinstance(recipe, Mapping):
+        recipe = read_yaml(Path(recipe))
+    recipe = Recipe.from_dict(override(recipe, overrides))
     with directories.new(recipe) as directory:
         loop.run(recipe, directory, observer or Observer(), started)
     return Run(directory)

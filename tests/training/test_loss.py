@@ -39,6 +39,8 @@ def test_all_targets_masked_is_zero_not_nan():
 class Successor(nn.Module):
     """Predicts token + 1 with all its weight: its loss is 0 only where targets are the next tokens."""
 
+    config = Config(vocab_size=10)
+
     def forward(self, ids):
         return 100.0 * nn.functional.one_hot((ids + 1) % 10, 10).float()
 

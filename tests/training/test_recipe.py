@@ -45,6 +45,9 @@ def test_overrides_are_typed():
         (["training.=3"], "write it as key=value"),
         (["seed=[1"], "is not YAML"),
         (["data=3", "data.path=x"], "data has no fields"),
+        (["training.max_steps=null", "training.minutes=.inf"], "training.minutes is inf"),
+        (["optimizer.lr=.nan"], "optimizer.lr is nan"),
+        (["optimizer.betas=[1.5, 0.9]"], "optimizer.betas.0 is 1.5"),
     ],
 )
 def test_each_wrong_setting_is_one_line(overrides, expected):
@@ -82,4 +85,4 @@ def test_a_file_that_is_no_recipe(tmp_path, text):
 
 def test_a_missing_recipe(tmp_path):
     with pytest.raises(UserError, match="no recipe at"):
-        Recipe.load(tmp_path / "none.yaml")
+        read_yaml(tmp_path / "none.yaml")

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import leftward as lw
+from leftward.data.batches import Dataset
 from leftward.errors import UserError
 from leftward.training import checkpoint
+from leftward.training.loss import evaluate
 
 # Runs a recipe in a process of its own that kills itself at the given moment.
 KILLER = """
@@ -94,6 +96,29 @@ def test_a_killed_run_goes_on_to_the_bit(recipe, tmp_path, moment):
     assert {k: v for k, v in resumed.summary.items() if k not in without} == {
         k: v for k, v in whole.summary.items() if k not in without
     }
+
+
+@pytest.mark.parametrize("moment", ["step", "save, optimizer"])
+def test_a_killed_bf16_run_goes_on_to_the_bit(recipe, tmp_path, moment):
+    recipe["training"]["dtype"] = "bf16"
+    whole = lw.train({**recipe, "out": str(tmp_path / "whole")})
+    subprocess.run([sys.executable, "-c", KILLER, json.dumps(recipe), moment], capture_output=True)
+    assert comparable(lw.resume(recipe["out"])) == comparable(whole)
+
+
+@pytest.mark.parametrize("moment", ["evaluation", "after an evaluation", "best weights"])
+def test_a_budget_of_minutes_keeps_its_best_model_through_a_kill(recipe, moment):
+    # Evaluations fall where the clock says; what must hold is that none that was best is forgotten.
+    recipe["training"] |= {"max_steps": None, "minutes": 0.05, "eval_interval": None, "save_interval": None}
+    killed = subprocess.run([sys.executable, "-c", KILLER, json.dumps(recipe), moment], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    run = lw.resume(recipe["out"])
+    evaluations = {line["step"]: line["val_loss"] for line in run.history if "val_loss" in line}
+    assert len(evaluations) == len([line for line in run.history if "val_loss" in line])
+    assert run.summary["val_loss"] == min(evaluations.values()) == evaluations[run.summary["best_step"]]
+    tokens = Dataset.open(run.directory / "tokens").val
+    loss = evaluate(run.model.decoder, tokens, 32, torch.device("cpu")).loss
+    assert loss == pytest.approx(run.summary["val_loss"], rel=1e-5)
 
 
 def test_resume_crosses_the_epoch_edge(recipe, tmp_path):

@@ -41,6 +41,15 @@ def test_no_decay_holds_the_peak():
     assert fractions(5, warmup_steps=5, decay="trapezoid", decay_fraction=1.0) == [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+def test_a_budget_never_settles_on_no_steps():
+    recipe = Recipe.from_dict(
+        {"data": {"path": "x"}, "training": {"minutes": 1}, "schedule": {"decay_fraction": 1.0, "warmup_steps": 0}}
+    )
+    plan = Plan.of(recipe)
+    assert plan.settle(0, 0.1, 60, recipe) == plan
+    assert plan.settle(1, 0.1, 60, recipe).max_steps == 600
+
+
 def test_a_budget_settles_once_when_the_fall_must_begin():
     recipe = Recipe.from_dict(
         {"data": {"path": "x"}, "training": {"minutes": 1}, "schedule": {"decay_fraction": 0.5, "warmup_steps": 2}}

@@ -5,7 +5,6 @@ In a pipe, stdout holds the new text and nothing else; on a terminal the prompt 
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from leftward.cli import INTERRUPTED
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model_directory
 from leftward.generation.settings import Sampling
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from leftward.generation.decode import Event
 
 _DEFAULTS = Sampling()
-_INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
 def generate(
@@ -84,8 +83,6 @@ def generate(
     language_model = load(model, dtype=cast(Literal["fp32", "bf16"], dtype))
     events = language_model.events([text], sampling, n=samples, truncate=cast(Literal["left"] | None, truncate))
     seeds = [sampling.seeded(i).seed for i in range(samples)]
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows another, no traceback
-        sys.stdout.reconfigure(errors="replace")
     try:
         reasons = _print_json(events, text, seeds) if as_json else _print_text(events, text, samples)
         sys.stdout.flush()
@@ -95,7 +92,7 @@ def generate(
         return
     except KeyboardInterrupt:
         typer.echo("")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     if "context" in reasons:
         context = language_model.config.max_seq_len
         typer.echo(f"[the context is full: prompt and output have {context} tokens, the model's most]", err=True)

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import io
 import sys
-import time
+from typing import Annotated
 
-STARTED = time.perf_counter()  # before the imports that take time, so that a run's wall_s counts them
+import typer
 
-from typing import Annotated  # noqa: E402
-
-import typer  # noqa: E402
-
-import leftward  # noqa: E402
-from leftward.cli import generate, quickstart, train  # noqa: E402
-from leftward.errors import UserError  # noqa: E402
+import leftward
+from leftward.cli import generate, quickstart, train
+from leftward.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,13 +39,11 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.obj = {"started": STARTED}
     global _debug
     _debug = debug
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shlex
 import sys
 from typing import Annotated
 
 import typer
 
-from leftward.cli.train import options, start_run
+from leftward.cli.train import options, watched
 
 # Wide and shallow: what reads best after a minute on two cores (docs/log.md).
 RECIPE = {
@@ -17,7 +20,6 @@ RECIPE = {
 
 
 def quickstart(
-    context: typer.Context,
     data: Annotated[
         list[str] | None, typer.Option(help="Your own text instead of Python's language reference. Repeatable.")
     ] = None,
@@ -29,28 +31,30 @@ def quickstart(
 
     Without --data the text is the language reference that comes with every Python.
     """
+    from leftward import runs
     from leftward.cli.terminal import chart
     from leftward.data.sources import BUILTIN
     from leftward.training.recipe import Recipe, override
 
     settings = [*options(data or [BUILTIN], out), f"training.minutes={minutes}", f"seed={seed}"]
-    run = start_run(context, Recipe.from_dict(override(RECIPE, settings)))
+    run = watched(runs.train, Recipe.from_dict(override(RECIPE, settings)))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]
     typer.echo("\n" + chart(curve, "validation bits/byte", "tokens trained on"))
-    for number, prompt in enumerate(run.held_out_beginnings(3), start=1):
-        typer.echo(
-            f"\n--- sample {number}, from words of the text held out ---\n{typer.style(prompt, bold=True)}", nl=False
-        )
-        for piece in run.model.stream(prompt, max_tokens=100, temperature=0.6, seed=number):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        typer.echo()
-    summary = run.summary
+    with contextlib.suppress(KeyboardInterrupt):  # the run is whole: only its samples are cut short
+        for number, prompt in enumerate(run.held_out_beginnings(3), start=1):
+            typer.echo(f"\n--- sample {number}: words of the text held out, and how the model goes on ---")
+            typer.echo(typer.style(prompt, bold=True), nl=False)
+            for piece in run.model.stream(prompt, max_tokens=100, temperature=0.6, seed=number):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            typer.echo()
+    summary, directory = run.summary, str(run.directory)
+    code = f'import leftward as lw; print(lw.load({json.dumps(directory)}).score("Hello, world").bits_per_byte)'
     typer.echo(
         f"\n{summary['params']:,} parameters, {summary['tokens']:,} tokens in {summary['training_s']:.0f} s: "
         f"{summary['val_bits_per_byte']:.3f} bits/byte on text held out.\n"
-        f"The run is in {run.directory}: a Hugging Face model directory too. Next:\n\n"
-        f'  leftward generate {run.directory} "The" --temperature 0.7\n'
+        f"The run is in {directory}: a Hugging Face model directory too. Next:\n\n"
+        f'  leftward generate {shlex.quote(directory)} "The" --temperature 0.7\n'
         f"  leftward train --data YOUR_TEXT.txt training.minutes=10\n"
-        f"  python -c \"import leftward as lw; print(lw.load('{run.directory}').score('Hello, world').bits_per_byte)\""
+        f"  python -c {shlex.quote(code)}"
     )

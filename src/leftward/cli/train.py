@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leftward.cli import INTERRUPTED, STARTED
 from leftward.errors import UserError
 from leftward.training.progress import Interrupted
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def train(
-    context: typer.Context,
     recipe_and_overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -43,7 +45,9 @@ def train(
     if resume is not None:
         if arguments or data or out or dry_run:
             raise UserError("--resume goes on with the run's own recipe: give it alone")
-        show_result(resume_run(context, resume), as_json)
+        from leftward import runs
+
+        show_result(watched(runs.resume, resume), as_json)
         return
     values = read_yaml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
     if not values and not data and not arguments:
@@ -52,7 +56,9 @@ def train(
     if dry_run:
         typer.echo(recipe.to_yaml(), nl=False)
         return
-    show_result(start_run(context, recipe), as_json)
+    from leftward import runs
+
+    show_result(watched(runs.train, recipe), as_json)
 
 
 def options(data: list[str] | None, out: str | None) -> list[str]:
@@ -64,21 +70,19 @@ def options(data: list[str] | None, out: str | None) -> list[str]:
     ]
 
 
-def start_run(context: typer.Context, recipe: Recipe) -> Run:
-    """Train `recipe` before the user's eyes."""
-    from leftward import runs
+def watched(train_or_resume: Callable[..., Run], what: Recipe | Path) -> Run:
+    """Train before the user's eyes; where that is interrupted, say how to go on."""
     from leftward.cli.terminal import Watcher
 
-    with _explained(), Watcher() as watcher:
-        return runs.train(recipe, observer=watcher, started=context.obj["started"])
-
-
-def resume_run(context: typer.Context, directory: Path) -> Run:
-    from leftward import runs
-    from leftward.cli.terminal import Watcher
-
-    with _explained(), Watcher() as watcher:
-        return runs.resume(directory, observer=watcher, started=context.obj["started"])
+    try:
+        with Watcher() as watcher:
+            return train_or_resume(what, observer=watcher, started=STARTED)
+    except Interrupted as error:
+        how = "saved; go on" if error.saved else "stopped at once; go on from the last checkpoint"
+        typer.echo(f"\n{how} with: leftward train --resume {shlex.quote(str(error.directory))}", err=True)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted before training began: nothing was written; run the same command again", err=True)
+    raise typer.Exit(INTERRUPTED)
 
 
 def show_result(run: Run, as_json: bool) -> None:
@@ -86,22 +90,9 @@ def show_result(run: Run, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"run": str(run.directory), **summary}))
         return
+    directory = shlex.quote(str(run.directory))
     typer.echo(
         f"validation loss {summary['val_loss']:.4f} ({summary['val_bits_per_byte']:.4f} bits/byte) after "
         f"{summary['steps']:,} steps, {summary['tokens']:,} tokens, {summary['wall_s']:.1f} s\n"
-        f"the model is in {run.directory}; try: leftward generate {run.directory}"
+        f"the model is in {directory}; try: leftward generate {directory}"
     )
-
-
-class _explained:
-    """Says how to go on when a run is interrupted, and leaves with the code that a shell expects."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Interrupted):
-            typer.echo(f"\nsaved; go on with: leftward train --resume {error.directory}", err=True)
-            raise typer.Exit(130)
-        if isinstance(error, KeyboardInterrupt):
-            typer.echo("\ninterrupted before training began: nothing was written; run the same command again", err=True)
-            raise typer.Exit(130)

@@ -28,7 +28,7 @@ from leftward.errors import UserError
 from leftward.text.tokenizer import Tokenizer
 
 Stage = Literal["reading", "encoding"]
-Progress = Callable[[Stage, int, int | None], None]
+OnProgress = Callable[[Stage, int, int | None], None]
 """Told the stage, the bytes of text done, and their total where it is known."""
 
 _SHARD_TOKENS = 1 << 24
@@ -44,7 +44,7 @@ def prepare(
     *,
     seed: int,
     tokenizer: Tokenizer | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Tokenizer, Dataset]:
     """Write the dataset directory `out`, whole or not at all: shards, dataset.json and the tokenizer.
 
@@ -60,7 +60,7 @@ def prepare(
     if not settings.val_paths and not 0 < settings.val_fraction < 1:
         raise UserError(
             f"val_fraction is {settings.val_fraction}: it must be above 0 and below 1, as training is steered by "
-            "validation; give a small fraction, or text of its own (val_paths)"
+            "validation; give a small fraction, or text of its own (data.val_path)"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists: choose another directory or remove it")
@@ -79,7 +79,7 @@ def prepare(
 class _Corpus:
     """The text as both passes see it: the documents in order, with what the first pass learned about them."""
 
-    def __init__(self, settings: Settings, directory: Path, seed: int, progress: Progress) -> None:
+    def __init__(self, settings: Settings, directory: Path, seed: int, progress: OnProgress) -> None:
         self.settings = settings
         self.seed = seed
         self.report = Report()
@@ -166,13 +166,13 @@ class _Corpus:
         """
         fraction = _exact(self.settings.val_fraction)
         if self.settings.val_paths:
-            return _SplitRule("paths", "validation is the text of val_paths")
+            return _SplitRule("paths", "validation is the text of data.val_path")
         if self.documents == 1:
             head = _head(self.characters, fraction)
             if head == 0 or head == self.characters:
                 raise UserError(
                     f"the validation split would be empty: {self.characters} characters can't be cut at "
-                    f"val_fraction {self.settings.val_fraction}; give more text, or val_paths"
+                    f"val_fraction {self.settings.val_fraction}; give more text, or data.val_path"
                 )
             note = (
                 f"the data is a single document: training has its first {head:,} characters, validation the last "
@@ -185,7 +185,7 @@ class _Corpus:
         if len(sizes) == 1:
             raise UserError(
                 f"the validation split would be empty: all {self.documents} documents begin alike and belong on one "
-                "side; give other text for validation (val_paths)"
+                "side; give other text for validation (data.val_path)"
             )
         # In the order of the keys, which is random but the same in every run; a document that is larger than the
         # whole share is taken only if there is no other, the least too large first.

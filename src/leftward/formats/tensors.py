@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import errno
+import re
 from pathlib import Path
 
 import safetensors
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leftward.errors import UserError
 from leftward.files import write_atomic
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The numbers that a model can compute with, under the names that recipes and commands have for them."""
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -34,7 +38,6 @@ def _save(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
         # The library reports the operating system's error as text alone: "… (os error 28)".
-        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
-            if f"os error {number})" in str(error):
-                raise OSError(number, str(error), str(path)) from error
+        if number := re.search(r"os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), str(error), str(path)) from error
         raise

@@ -76,9 +76,10 @@ def choose(logits: Tensor, sampling: Sampling, draws: list[float], seen: Tensor 
 def _draw(logits: Tensor, draws: list[float]) -> list[int]:
     """Where each draw falls on the row's cumulative probability: one random number a token, the same on any device."""
     # In fp64: an fp32 sum over 100,000 tokens would forget the unlikely ones.
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    # On the CPU: not every device has fp64, and the token goes there anyway.
+    cumulative = logits.cpu().double().softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    at = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * total
+    at = torch.tensor(draws, dtype=torch.float64)[:, None] * total
     # Below the total, so that the token found has a probability above 0.
     at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, at, right=True)[:, 0].tolist()

@@ -71,7 +71,7 @@ class KVCache:
     def fork(self, rows: list[int]) -> KVCache:
         """A cache whose row i starts as a copy of this one's row rows[i]; the two share nothing."""
         child = object.__new__(KVCache)
-        child.keys = self.keys[:, rows].clone()
-        child.values = self.values[:, rows].clone()
+        child.keys = self.keys[:, rows]  # a list as index copies
+        child.values = self.values[:, rows]
         child.lengths = [self.lengths[row] for row in rows]
         return child

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from leftward.config import Config
@@ -48,7 +49,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of `x` [..., width]; `weight` may be any shape that broadcasts against x, such as one row a head."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _RMSNormWithGradient.apply(x, weight, eps)
-    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype) * weight
+    return F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype) * weight
+
+
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class _RMSNormWithGradient(torch.autograd.Function):
@@ -59,13 +64,14 @@ class _RMSNormWithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_statistics_dtype(x))
         scale = (norm.square() / x.shape[-1] + eps).rsqrt().to(x.dtype)
         unit = x * scale
         ctx.save_for_backward(unit, scale, weight)
         return unit * weight
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         unit, scale, weight = ctx.saved_tensors
         grad_weight = (grad * unit).sum_to_size(weight.shape)

@@ -51,13 +51,14 @@ class State:
 
     @classmethod
     def from_dict(cls, values: Any, path: Path) -> State:
+        if not isinstance(values, dict) or "version" not in values:
+            raise UserError(f"{path} is damaged: it holds no training state")
+        version = values.pop("version")
+        if version != VERSION:
+            raise UserError(f"{path} is of version {version}, this program reads {VERSION}")
         try:
-            values = dict(values)
-            version = values.pop("version")
-            if version != VERSION:
-                raise UserError(f"{path} is of version {version}, this program reads {VERSION}")
             return cls(**{**values, "plan": Plan(**values["plan"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error})") from None
 
 

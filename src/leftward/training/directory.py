@@ -42,9 +42,10 @@ def new(recipe: Recipe) -> Iterator[Path]:
             yield directory
         except BaseException:
             if not (directory / "metrics.jsonl").exists():
-                shutil.rmtree(directory, ignore_errors=True)
-                if existed:
-                    directory.mkdir()
+                for child in directory.iterdir():
+                    shutil.rmtree(child) if child.is_dir() else child.unlink()
+                if not existed:
+                    directory.rmdir()
             raise
 
 

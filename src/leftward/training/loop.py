@@ -27,13 +27,14 @@ from leftward.data.prepare import prepare
 from leftward.errors import UserError
 from leftward.formats import hf
 from leftward.formats.run import save_model, save_weights
+from leftward.formats.tensors import DTYPES
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 from leftward.training import checkpoint
 from leftward.training.checkpoint import State
 from leftward.training.loss import bits_per_byte, evaluate, loss_sum
 from leftward.training.optim import Optimizer, parameter_groups
-from leftward.training.precision import DTYPES, choose_device, choose_dtype
+from leftward.training.precision import choose_device, choose_dtype
 from leftward.training.progress import Interrupted, Observer, Progress
 from leftward.training.recipe import Recipe
 from leftward.training.schedule import Plan, lr_fraction
@@ -50,16 +51,16 @@ def run(recipe: Recipe, directory: Path, observer: Observer, started: float | No
         started: the `time.perf_counter()` that wall_s counts from.
 
     Returns:
-        What summary.json holds.
+        What summary.json holds. training_s counts all sessions of the run, wall_s the one that finished it.
 
     Raises:
-        Interrupted: SIGINT or SIGTERM came; all is saved.
+        Interrupted: SIGINT or SIGTERM came, and all is saved; or SIGINT came again before it was.
         UserError: the data, the disk or the numbers (a loss that is not finite) make going on impossible.
     """
     started = time.perf_counter() if started is None else started
     device = choose_device(recipe.training.device)
     tokenizer, dataset = _open_data(recipe, directory, observer)
-    with _interruptible() as interrupted:
+    with _interruptible(directory) as interrupted:
         training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted)
         training.go_on()
         summary = training.summary(time.perf_counter() - started)
@@ -82,7 +83,8 @@ class _Training:
     ) -> None:
         self.recipe, self.directory, self.observer, self.device = recipe, directory, observer, device
         self.dataset, self.interrupted = dataset, interrupted
-        self.windows = Windows(dataset.train, recipe.seq_len, recipe.seed)
+        self.seq_len = recipe.seq_len
+        self.windows = Windows(dataset.train, self.seq_len, recipe.seed)
         self.config = recipe.config(tokenizer.vocab_size)
         torch.manual_seed(recipe.seed)
         self.decoder = Decoder(self.config).to(device)
@@ -118,8 +120,11 @@ class _Training:
 
     def go_on(self) -> None:
         """Train until the plan's last step, saving and evaluating on the way."""
+        budget = (self.recipe.training.minutes or 0.0) * 60
         while True:
-            is_last = self.state.step == self.state.plan.max_steps
+            plan = self.state.plan.settle(self.state.step, self.elapsed, budget, self.recipe)
+            self.state = replace(self.state, plan=plan)
+            is_last = self.state.step == plan.max_steps
             if (is_last or self._evaluation_is_due()) and self.state.evaluated_step != self.state.step:
                 self._save()
                 self._evaluate()
@@ -136,17 +141,11 @@ class _Training:
     def _step(self) -> None:
         recipe, state = self.recipe, self.state
         training = recipe.training
-        if training.minutes is not None:
-            plan = state.plan.settle(state.step, self.elapsed, training.minutes * 60, recipe)
-            state = replace(state, plan=plan)
-            if state.step == plan.max_steps:
-                self.state = state
-                return
         if self.config.dropout:
             torch.manual_seed(int(np.random.SeedSequence([recipe.seed, state.step]).generate_state(1)[0]))
         windows, position = self.windows.batch(state.position, training.batch_size)
         tokens = torch.from_numpy(windows).to(self.device)  # [batch_size, seq_len + 1]
-        n_targets = training.batch_size * recipe.seq_len
+        n_targets = training.batch_size * self.seq_len
         nats = torch.zeros((), device=self.device)
         for micro in tokens.split(training.micro_batch_size or training.batch_size):
             loss = loss_sum(self.model(micro[:, :-1]), micro[:, 1:])
@@ -154,13 +153,14 @@ class _Training:
             self.optimizer.accumulate()
             nats += loss.detach()
         mean = nats.item() / n_targets
-        if not math.isfinite(mean):
-            raise UserError(
-                f"the loss became {mean} at step {state.step + 1}; what {self.directory} holds was saved before. "
-                "Lower optimizer.lr and optimizer.adamw_lr, or lengthen schedule.warmup_steps"
-            )
         fraction = lr_fraction(state.step, state.plan, recipe)
         grad_norm = self.optimizer.step(fraction)
+        if not (math.isfinite(mean) and math.isfinite(grad_norm)):  # before anything of this step can be saved
+            raise UserError(
+                f"the loss became {mean} and its gradient's norm {grad_norm} at step {state.step + 1}; what "
+                f"{self.directory} holds was saved before. Lower optimizer.lr and optimizer.adamw_lr, or lengthen "
+                "schedule.warmup_steps"
+            )
         self.state = replace(state, step=state.step + 1, position=position, tokens=state.tokens + n_targets)
         self._report(mean, fraction, grad_norm)
 
@@ -217,7 +217,7 @@ class _Training:
         self.saved_at = time.perf_counter()
 
     def _evaluate(self) -> None:
-        evaluation = evaluate(self.decoder, self.dataset.val, self.recipe.seq_len, self.device, self.interrupted)
+        evaluation = evaluate(self.decoder, self.dataset.val, self.seq_len, self.device, self.interrupted)
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
@@ -261,7 +261,7 @@ class _Training:
         """The decoder through torch.compile, or plain where that fails. The weights' names stay the decoder's."""
         compiled = torch.compile(self.decoder)
         training = self.recipe.training
-        shape = (training.micro_batch_size or training.batch_size, self.recipe.seq_len)
+        shape = (training.micro_batch_size or training.batch_size, self.seq_len)
         sample = torch.zeros(shape, dtype=torch.int64, device=self.device)
         try:
             loss_sum(compiled(sample), sample).backward()
@@ -283,7 +283,7 @@ class _Training:
         train, val = self.dataset.train, self.dataset.val
         note(
             f"data: {len(train):,} tokens of {train.documents:,} documents to train on, {len(val):,} of "
-            f"{val.documents:,} to validate; {recipe.training.batch_size * recipe.seq_len:,} tokens a step"
+            f"{val.documents:,} to validate; {recipe.training.batch_size * self.seq_len:,} tokens a step"
         )
         if recipe.training.max_steps is not None:
             epochs = recipe.training.max_steps * recipe.training.batch_size / self.windows.per_epoch
@@ -339,7 +339,12 @@ def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tok
     """The run's tokens, prepared if they are not there yet."""
     tokens = directory / "tokens"
     if tokens.exists():
-        return Tokenizer.load(tokens), Dataset.open(tokens)
+        tokenizer, dataset = Tokenizer.load(tokens), Dataset.open(tokens)
+        if tokenizer.fingerprint() != dataset.tokenizer_fingerprint:
+            raise UserError(
+                f"{tokens / 'tokenizer.json'} is not the tokenizer that the tokens beside it were made with"
+            )
+        return tokenizer, dataset
     tokenizer, dataset = prepare(recipe.data_settings(), tokens, seed=recipe.seed, on_progress=observer.preparing)
     for note in dataset.notes:
         observer.note(note)
@@ -347,13 +352,13 @@ def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tok
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let SIGINT and SIGTERM be asked for instead of raising; a second SIGINT raises KeyboardInterrupt at once."""
+def _interruptible(directory: Path) -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM be asked for instead of raising; a second SIGINT ends the run at once."""
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and received:
-            raise KeyboardInterrupt
+            raise Interrupted(directory, saved=False)
         received.append(number)
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from leftward.data.batches import IGNORED, Split, evaluation_batches
 from leftward.model.decoder import Decoder
 
-_EVALUATION_TOKENS = 8192  # tokens in memory at a time
+_EVALUATION_TOKENS = 8192  # in memory at a time at most, and
+_EVALUATION_LOGITS = 1 << 25  # as many logits
 
 
 def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -62,12 +63,13 @@ def evaluate(
 
     Returns None where `stop` asked to end early.
     """
+    tokens_at_once = min(_EVALUATION_TOKENS, _EVALUATION_LOGITS // decoder.config.vocab_size)
     was_training = decoder.training
     decoder.eval()
     nats, tokens = 0.0, 0
     try:
         with torch.inference_mode():
-            for inputs, targets in evaluation_batches(split, seq_len, max(1, _EVALUATION_TOKENS // seq_len)):
+            for inputs, targets in evaluation_batches(split, seq_len, max(1, tokens_at_once // seq_len)):
                 if stop():
                     return None
                 logits = decoder(torch.from_numpy(inputs).to(device))

@@ -116,15 +116,14 @@ class Optimizer:
             )
         for master in masters:
             master.grad = None
-        self.publish()
+        self._refresh()
         return float(norm)
 
     @torch.no_grad()
-    def publish(self) -> None:
-        """Give the decoder its rounded copies of the masters."""
-        for name, working in self._working.items():
-            if working is not self.masters[name]:
-                working.copy_(self.masters[name])
+    def _refresh(self) -> None:
+        """Give the decoder new rounded copies of the masters."""
+        if self._dtype != torch.float32:
+            torch._foreach_copy_(list(self._working.values()), list(self.masters.values()))
 
     def weights(self) -> dict[str, Tensor]:
         """The fp32 weights under the decoder's names."""
@@ -142,14 +141,14 @@ class Optimizer:
                 raise UserError("the checkpoint holds other tensors than this recipe's model and optimizer have")
             for name, tensor in ours.items():
                 tensor.copy_(theirs[name])
-        self.publish()
+        self._refresh()
 
     def _columns(self, names: list[str], *slots: str) -> list[list[Tensor]]:
         """The masters of `names`, their gradients, and what the update rule keeps of each in `slots`."""
         masters = [self.masters[name] for name in names]
         grads = [master.grad for master in masters if master.grad is not None]
         assert len(grads) == len(masters)
-        return [list(masters), grads, *([self._state[slot][name] for name in names] for slot in slots)]
+        return [[*masters], grads, *([self._state[slot][name] for name in names] for slot in slots)]
 
 
 def muon(

@@ -7,8 +7,7 @@ import time
 import torch
 
 from leftward.errors import UserError
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from leftward.formats.tensors import DTYPES
 
 
 def choose_device(name: str) -> torch.device:
@@ -29,22 +28,20 @@ def choose_dtype(name: str, device: torch.device) -> str:
     """
     if name != "auto":
         return name
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    if device.type != "cpu":
-        return "fp32"
-    seconds = _product_seconds(512)
+    seconds = _product_seconds(512 if device.type == "cpu" else 4096, device)
     return "bf16" if seconds["bf16"] * 1.5 < seconds["fp32"] else "fp32"
 
 
-def _product_seconds(size: int) -> dict[str, float]:
+def _product_seconds(size: int, device: torch.device) -> dict[str, float]:
     """The best time of a square product in each dtype, taken in turn so that a busy moment hits both."""
-    square = torch.ones(size, size)
+    square = torch.ones(size, size, device=device)
     squares = {kind: square.to(dtype) for kind, dtype in DTYPES.items()}
     best = dict.fromkeys(squares, float("inf"))
-    for _ in range(20):
+    for turn in range(20):
         for kind, operand in squares.items():
             start = time.perf_counter()
-            operand @ operand
+            (operand @ operand)[0, 0].item()  # waits for the device
             best[kind] = min(best[kind], time.perf_counter() - start)
+        if turn >= 2 and best["bf16"] > 4 * best["fp32"]:  # a processor without bf16 would take seconds to say so
+            break
     return best

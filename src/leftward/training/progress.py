@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):
-    """A signal ended a run after its state was saved."""
+    """A signal ended a run. Its directory goes on from where it was saved: at that step, or at its last checkpoint."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(f"interrupted; the run in {directory} is saved")
+    def __init__(self, directory: Path, saved: bool = True) -> None:
+        super().__init__(f"the run in {directory} was interrupted")
         self.directory = directory
+        self.saved = saved
 
 
 @dataclass(frozen=True)

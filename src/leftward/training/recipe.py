@@ -27,7 +27,9 @@ Paths = str | list[str]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class DataSection(Section):
@@ -72,7 +74,7 @@ class OptimizerSection(Section):
     """Peak learning rate of AdamW."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Muon's Nesterov momentum."""
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
     """AdamW's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled decay of the matrices of the blocks. Norms, biases and embeddings are never decayed."""
@@ -204,11 +206,6 @@ class Recipe(Section):
         except pydantic.ValidationError as error:
             problems = [_explain(problem) for problem in error.errors()]
             raise UserError("recipe: " + "; ".join(dict.fromkeys(problems))) from None
-
-    @classmethod
-    def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> Recipe:
-        """Read a YAML file and apply `key.sub=value` overrides; the file's relative paths are the caller's."""
-        return cls.from_dict(override(read_yaml(Path(path)), overrides))
 
     def to_yaml(self) -> str:
         """The recipe whole, each field with its meaning as a comment."""

@@ -31,7 +31,7 @@ class Plan:
     def settle(self, step: int, elapsed: float, budget: float, recipe: Recipe) -> Plan:
         """Where the run ends if it goes on at this speed; times in seconds. Stays unsettled while the peak holds."""
         falling = recipe.schedule.decay_fraction if recipe.schedule.decay == "trapezoid" else 0.0
-        if self.max_steps is not None or elapsed < budget * (1 - falling) or step < self.warmup_steps:
+        if self.max_steps is not None or elapsed < budget * (1 - falling) or step < max(1, self.warmup_steps):
             return self
         remaining = max(0.0, budget - elapsed) * step / elapsed
         return Plan(self.warmup_steps, step, step + round(remaining))

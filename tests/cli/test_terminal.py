@@ -1,0 +1,73 @@
+"""What a person sees: a live bar on a terminal, plain lines in a pipe, a chart that fits."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+from leftward.cli.terminal import chart
+
+SHOW = """
+from leftward.cli.terminal import Watcher
+from leftward.training.loss import Evaluation
+from leftward.training.progress import Progress
+
+with Watcher() as watcher:
+    watcher.preparing("reading", 1_000_000, 2_000_000)
+    for step in range(1, 11):
+        watcher.stepped(Progress(step, 10, 2.0, 3.0, 1.0, 0.5, step * 100, 1234.0, step * 1.0, 10.0 - step))
+    watcher.evaluated(10, Evaluation(200.0, 100, 400), True)
+"""
+
+
+def on_a_terminal(columns):
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
+    process = subprocess.Popen([sys.executable, "-c", SHOW], stderr=follower, stdout=follower, env=environment)
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        output += part
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
+
+
+def test_a_terminal_gets_a_live_bar():
+    output = on_a_terminal(120)
+    assert "step 10/10" in output and "1,234 tokens/s" in output and "ETA 0:00" in output
+    assert "validation loss 2.0000" in output
+    assert "━" in output
+
+
+def test_a_small_terminal_is_no_obstacle():
+    assert "step 10/10" in on_a_terminal(40)
+
+
+def test_a_pipe_gets_plain_lines():
+    done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == ""
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+    # 200 nats over 400 bytes are 200 / ln 2 / 400 = 0.7213 bits a byte
+    assert "step 10: validation loss 2.0000, 0.7213 bits/byte, the best so far" in done.stderr
+
+
+def test_the_chart_shows_every_point_and_fits(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = chart([(0, 3.0), (500, 2.0), (1000, 1.0)], "loss", "tokens").splitlines()
+    assert max(map(len, lines)) <= 50
+    assert lines[0] == "loss against tokens"
+    rows = [line.split("┤")[1] for line in lines if "┤" in line]
+    points = [(row.index("•"), number) for number, row in enumerate(rows) if "•" in row]
+    assert points == [(0, 0), (18, 4), (37, 7)]  # 38 columns, 8 rows: the middle falls on row 3.5, rounded to even
+
+
+def test_a_chart_of_one_point_or_of_equal_ones():
+    assert "•" in chart([(10, 1.0)], "loss", "tokens")
+    assert "•" in chart([(10, 1.0), (20, 1.0)], "loss", "tokens")
