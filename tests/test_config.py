@@ -3,9 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
+from hypothesis import given
 
-from leftward import Config
-from leftward.config import ConfigError
+from leftward import Config, Decoder
+from leftward.config import ConfigError, field_meanings
+from random_models import configs
 
 
 def test_derived_fields_are_numbers():
@@ -80,6 +83,17 @@ def test_round_trip_through_plain_data():
     config = Config(vocab_size=8, n_heads=4, n_kv_heads=2, rope_base=500_000)
     assert Config.from_dict(config.to_dict()) == config
     assert isinstance(config.rope_base, float)
+
+
+@given(configs())
+def test_parameters_by_arithmetic_are_those_of_the_decoder(config):
+    with torch.device("meta"):
+        assert config.n_parameters == Decoder(config).n_parameters
+
+
+def test_every_field_of_note_has_its_meaning():
+    meanings = field_meanings()
+    assert "arXiv 2104.09864" in meanings["positions"] and "None: 4 d_model" in meanings["d_ff"]
 
 
 def test_a_config_cannot_change():

@@ -5,7 +5,12 @@ An architecture is a value, not a class: GPT-2 and Llama differ in the fields be
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import math
+import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +97,19 @@ class Config:
         """Whether the feed-forward has a third matrix that gates its hidden layer."""
         return self.feed_forward == "swiglu"
 
+    @property
+    def n_parameters(self) -> int:
+        """Weights of the Decoder, a tied head counted once: arithmetic, before anything is built."""
+        q_width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        norm = self.d_model * (2 if self.norm == "layernorm" else 1)
+        up_width = self.d_ff * (2 if self.is_gated else 1)
+        attention = (self.d_model + self.qkv_bias) * (q_width + 2 * kv_width) + 2 * self.head_dim * self.qk_norm
+        output = (q_width + self.attn_out_bias) * self.d_model
+        feed_forward = (self.d_model + self.ff_bias) * up_width + (self.d_ff + self.ff_bias) * self.d_model
+        tables = self.vocab_size * (1 if self.tie_embeddings else 2)
+        tables += self.max_seq_len if self.positions == "learned" else 0
+        return tables * self.d_model + self.n_layers * (attention + output + feed_forward + 2 * norm) + norm
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -111,13 +129,27 @@ class Config:
         return cls(**values)
 
 
+def field_meanings() -> dict[str, str]:
+    """What the text under each field of Config says, for recipes to show. Fields without one are missing."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
 def _type_problem(config: Config, name: str) -> str | None:
     """What is wrong with the type of a field, or None. An int is accepted (and stored) where a float is asked."""
     wanted, value = _TYPES[name], getattr(config, name)
     if typing.get_origin(wanted) is Literal:
         choices = typing.get_args(wanted)
         return None if value in choices else f"{name} is {value!r}: {nearest(str(value), choices)}"
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) is int and abs(value) < 2**63:
         object.__setattr__(config, name, float(value))
         return None
     if type(value) is wanted or (value is None and _DEFAULTS[name] is None):
@@ -128,11 +160,12 @@ def _type_problem(config: Config, name: str) -> str | None:
 _TYPES: dict[str, Any] = typing.get_type_hints(Config)
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)}
 
+_LIMIT = 2**31  # no tensor of any model is longer, and sizes computed from these stay integers that torch can hold
 _POSITIVE = ("vocab_size", "max_seq_len", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
 
 
 def _is_positive(name: str) -> Callable[[Config], bool]:
-    return lambda config: getattr(config, name) is None or getattr(config, name) > 0
+    return lambda config: getattr(config, name) is None or 0 < getattr(config, name) < _LIMIT
 
 
 def _is_given(value: Any) -> bool:
@@ -155,7 +188,10 @@ def _rotary_pairs_up(config: Config) -> bool:
 
 # (fields that the rule reads, the rule, what to say when it is broken)
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
-    *(((name,), _is_positive(name), f"{name} is {{{name}}}: it must be at least 1") for name in _POSITIVE),
+    *(
+        ((name,), _is_positive(name), f"{name} is {{{name}}}: it must be at least 1 and below 2^31")
+        for name in _POSITIVE
+    ),
     (
         ("d_model", "n_heads", "head_dim"),
         _heads_divide_width,
@@ -171,7 +207,7 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
         _rotary_pairs_up,
         "head_dim (d_model / n_heads unless set) must be even: rotary positions rotate pairs",
     ),
-    (("rope_base",), lambda c: c.rope_base > 0, "rope_base is {rope_base}: it must be above 0"),
+    (("rope_base",), lambda c: 0 < c.rope_base < math.inf, "rope_base is {rope_base}: it must be above 0 and finite"),
     (("norm_eps",), lambda c: 0 < c.norm_eps < 1, "norm_eps is {norm_eps}: it must be between 0 and 1"),
     (("dropout",), lambda c: 0 <= c.dropout < 1, "dropout is {dropout}: it must be at least 0 and below 1"),
 ]

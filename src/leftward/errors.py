@@ -13,7 +13,7 @@ class UserError(ValueError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint for an unknown `name`: the most similar valid names, or all of them when none is similar."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(name, valid, n=2, cutoff=0.5)
+    close = difflib.get_close_matches(name, valid, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"valid: {', '.join(valid)}"
 
 

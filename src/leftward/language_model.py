@@ -21,6 +21,7 @@ from leftward.generation.settings import Sampling
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
+_MOST_SAMPLES = 4096  # of a prompt: each has its place in the cache at once
 _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
 
 
@@ -81,6 +82,13 @@ class LanguageModel:
         own = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         self.eos_ids = frozenset([*eos_ids, *own])
 
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"LanguageModel({self.decoder.n_parameters:,} parameters, {config.n_layers} layers of {config.d_model}, "
+            f"context {config.max_seq_len}, {self.tokenizer.kind} vocabulary of {self.tokenizer.vocab_size:,})"
+        )
+
     @property
     def config(self) -> Config:
         return self.decoder.config
@@ -133,8 +141,8 @@ class LanguageModel:
         Sample i of prompt p is row p · n + i. It has the seed that `sampling.seeded(i)` says, whatever else is in the
         batch. Raises: as `generate`, at once.
         """
-        if type(n) is not int or n < 1:
-            raise UserError(f"n is {n!r}: it must be a whole number, at least 1")
+        if type(n) is not int or not 1 <= n <= _MOST_SAMPLES:
+            raise UserError(f"n is {n!r}: it must be a whole number, at least 1 and at most {_MOST_SAMPLES}")
         if truncate not in (None, "left"):
             raise UserError(f"truncate is {truncate!r}: only 'left' is possible")
         ids, samplings = [], []

@@ -18,6 +18,7 @@ from leftward.training import directory as directories
 from leftward.training import loop
 from leftward.training.progress import Observer
 from leftward.training.recipe import Recipe, override, read_yaml
+from leftward.training.watcher import Watcher
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Run:
         val, beginnings = Dataset.open(self.directory / "tokens").val, []
         for index in range(n):
             start = len(val) * index // n
-            text = self.model.tokenizer.decode(val.slice(start, min(start + 500, len(val))).tolist())
-            found = re.search(r"\n\s*\n(\w+(?:[ \t]+\S+){1,3})", text) or re.search(r"\s(\w+(?:\s+\S+){0,3})", text)
+            text = self.model.tokenizer.decode(val.slice(start, min(start + 2000, len(val))).tolist())
+            found = re.search(r"\n\s*\n([A-Z]\w*(?:[ \t]+\S+){1,3})", text) or re.search(r"\s(\w+(?: +\S+){0,3})", text)
             beginnings.append(found[1] if found else text[:20])
         return beginnings
 
@@ -67,7 +68,8 @@ def train(
     Args:
         recipe: a Recipe, its fields as plain data, or the path of a YAML file.
         overrides: "key.sub=value" settings laid over it.
-        observer: is told of every step and evaluation.
+        observer: is told of every step and evaluation. None: they are shown on stderr, as a live bar on a terminal;
+            `Observer()` shows nothing.
         started: the `time.perf_counter()` that summary.json's wall_s counts from. None: this call.
 
     Raises:
@@ -80,7 +82,7 @@ def train(
         recipe = read_yaml(Path(recipe))
     recipe = Recipe.from_dict(override(recipe, overrides))
     with directories.new(recipe) as directory:
-        loop.run(recipe, directory, observer or Observer(), started)
+        _watched(recipe, directory, observer, started)
     return Run(directory)
 
 
@@ -88,5 +90,13 @@ def resume(directory: Path | str, *, observer: Observer | None = None, started: 
     """Go on with a run from its last checkpoint; on a CPU to the bit as if it had never stopped. Raises: as `train`."""
     directory = Path(directory)
     with directories.existing(directory) as recipe:
-        loop.run(recipe, directory, observer or Observer(), started)
+        _watched(recipe, directory, observer, started)
     return Run(directory)
+
+
+def _watched(recipe: Recipe, directory: Path, observer: Observer | None, started: float | None) -> None:
+    if observer is not None:
+        loop.run(recipe, directory, observer, started)
+        return
+    with Watcher() as watcher:
+        loop.run(recipe, directory, watcher, started)

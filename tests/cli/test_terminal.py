@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 
-from leftward.cli.terminal import chart
+from leftward.cli.chart import chart
 
 SHOW = """
-from leftward.cli.terminal import Watcher
+from leftward.training.watcher import Watcher
 from leftward.training.loss import Evaluation
 from leftward.training.progress import Progress
 
@@ -55,7 +55,17 @@ def test_a_pipe_gets_plain_lines():
     assert done.returncode == 0 and done.stdout == ""
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
     # 200 nats over 400 bytes are 200 / ln 2 / 400 = 0.7213 bits a byte
-    assert "step 10: validation loss 2.0000, 0.7213 bits/byte, the best so far" in done.stderr
+    assert "step 10: validation loss 2.0000, 0.7213 bits/byte" in done.stderr
+
+
+def test_a_reader_that_leaves_does_not_end_the_run():
+    script = SHOW.replace("with Watcher() as watcher:", "import os\nos.close(2)\nwith Watcher() as watcher:")
+    done = subprocess.run([sys.executable, "-c", script + "print('done')"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "done\n"
+    command = [sys.executable, "-c", SHOW + "    for _ in range(10_000): watcher.note('x' * 100)\nprint('done')"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stderr.close()
+    assert process.stdout.read() == "done\n" and process.wait() == 0
 
 
 def test_the_chart_shows_every_point_and_fits(monkeypatch):

@@ -177,7 +177,7 @@ def test_zstd(tmp_path: Path, frames: int) -> None:
 def test_without_the_optional_libraries_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for library, name in (("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")):
         monkeypatch.setitem(sys.modules, library, None)
-        with pytest.raises(UserError, match=rf"needs {library}: pip install 'leftward\[data\]'"):
+        with pytest.raises(UserError, match=rf"needs {library}: pip install {library} \(leftward's extra `data`\)"):
             documents(write(tmp_path / name, "x"))
 
 

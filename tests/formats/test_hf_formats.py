@@ -270,4 +270,4 @@ def test_a_config_json_cannot_make_us_build_a_giant() -> None:
     with pytest.raises(UserError, match="1000000000 layers"):
         from_hf({**config_json, "n_layer": 10**9}, tensors)
     with pytest.raises(UserError, match="too large to exist"):
-        from_hf({**config_json, "vocab_size": 2**62, "n_embd": 2**40}, tensors)
+        from_hf({**config_json, "vocab_size": 2**31 - 1, "n_embd": 2**30, "n_inner": 2**31 - 1, "n_head": 1}, tensors)

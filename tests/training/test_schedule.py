@@ -57,6 +57,7 @@ def test_a_budget_settles_once_when_the_fall_must_begin():
     plan = Plan.of(recipe)
     assert plan.max_steps is None and lr_fraction(1000, plan, recipe) == 1.0
     assert plan.settle(100, 29.9, 60, recipe) == plan
+    assert plan.settle(1, 40.0, 60, recipe) == Plan(1, 1, 1)  # a step of 40 s leaves no room for the warm-up
     settled = plan.settle(100, 30.0, 60, recipe)
     assert settled == Plan(2, 100, 200)  # 100 steps in 30 s leave 100 for the other 30 s
     assert settled.settle(150, 59.0, 60, recipe) == settled

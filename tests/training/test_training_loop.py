@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -190,6 +191,46 @@ def test_a_tokenizer_of_another_run_is_noticed(recipe, tmp_path):
         lw.resume(run.directory)
 
 
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_built(recipe):
+    for section in (
+        {"model": {"n_layers": 10**9}},
+        {"model": {"d_model": 10**6}},
+        {"training": {"batch_size": 10**15}},
+    ):
+        with pytest.raises(UserError, match="this machine has"):
+            lw.train(merged(recipe, **section))
+
+
+def test_a_diverged_step_is_not_saved(recipe):
+    with pytest.raises(UserError):  # whichever is seen first: the loss, the gradient or the weights
+        lw.train(merged(recipe, optimizer={"lr": 1e38, "adamw_lr": 1e38}, training={"save_interval": 1}))
+    weights = lw.load(recipe["out"]).decoder.state_dict()
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_a_trained_model_without_its_checkpoints_is_not_trained_over(recipe):
+    run = lw.train(recipe)
+    before = (run.directory / "model.safetensors").read_bytes()
+    shutil.rmtree(run.directory / "checkpoints")
+    with pytest.raises(UserError, match="its checkpoints are gone"):
+        lw.resume(run.directory)
+    assert (run.directory / "model.safetensors").read_bytes() == before
+
+
+def test_a_recipe_that_was_changed_is_not_resumed(recipe):
+    run = lw.train(recipe)
+    path = run.directory / "recipe.yaml"
+    path.write_text(path.read_text().replace("max_steps: 12", "max_steps: 20"))
+    with pytest.raises(UserError, match="is not the recipe that this run was begun with"):
+        lw.resume(run.directory)
+
+
+def test_files_of_a_run_have_the_mode_that_the_user_gives(recipe):
+    run = lw.train(recipe)
+    modes = {(run.directory / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1
+
+
 def test_a_link_to_an_empty_directory_is_a_directory(recipe, tmp_path):
     (tmp_path / "disk").mkdir()
     os.symlink(tmp_path / "disk", recipe["out"])
@@ -264,11 +305,13 @@ def test_a_run_directory_is_a_hugging_face_model_directory(recipe, kind):
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.directory)
     text = "The 12 sheep of farm 3 saw the 7 wolves.\n"
     ids = run.model.tokenizer.encode(text)
-    assert tokenizer(text)["input_ids"] == ids and tokenizer.decode(ids) == text
+    bos = run.model.tokenizer.bos_id
+    assert tokenizer(text)["input_ids"] == [bos, *ids]  # once, as in `generate` and `score`
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids and tokenizer.decode(ids) == text
     ids = torch.tensor([ids[:32]])
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, run.model.decoder(ids), atol=1e-4, rtol=0)
-    prompt = run.model.tokenizer.encode("The 12 ", add_bos=True)
-    greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, len(prompt) :]
+    prompt = tokenizer("The 12 ", return_tensors="pt")
+    greedy = theirs.generate(**prompt, max_new_tokens=10, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     expected = tokenizer.decode(greedy, skip_special_tokens=True)
     assert run.model.generate("The 12 ", max_tokens=10, temperature=0) == expected

@@ -5,14 +5,17 @@ A user's mistake is one line on stderr and exit code 2; anything else is a bug a
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 import leftward
-from leftward.cli import generate, quickstart, train
+from leftward.cli import INTERRUPTED, generate, quickstart, train
 from leftward.errors import UserError
 
 app = typer.Typer(
@@ -50,19 +53,48 @@ def _options(
 
 def run() -> None:
     """The entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another, and goes on
-            stream.reconfigure(errors="replace")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever called us
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - stays open as long as the process
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another, and goes on
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         if _debug:
             raise
-        print(f"leftward: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except typer.Abort:
+        _leave("interrupted", INTERRUPTED)
     except KeyboardInterrupt:
-        print("leftward: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _leave("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if _debug or error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail("cannot write the output: the disk is full")
+    except Exception as error:
+        # Typer's own errors for wrong arguments; where their class lives differs between its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        command = getattr(getattr(error, "ctx", None), "command_path", "leftward")
+        _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
+
+
+def _fail(message: str) -> NoReturn:
+    """One line, and the exit code of a user's mistake."""
+    _leave(" ".join(message.split()), 2)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"leftward: {message}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from leftward.cli.train import options, watched
+from leftward.cli.train import watched, with_options
 
 # Wide and shallow: what reads best after a minute on two cores (docs/log.md).
 RECIPE = {
@@ -32,17 +32,17 @@ def quickstart(
     Without --data the text is the language reference that comes with every Python.
     """
     from leftward import runs
-    from leftward.cli.terminal import chart
+    from leftward.cli.chart import chart
     from leftward.data.sources import BUILTIN
     from leftward.training.recipe import Recipe, override
 
-    settings = [*options(data or [BUILTIN], out), f"training.minutes={minutes}", f"seed={seed}"]
-    run = watched(runs.train, Recipe.from_dict(override(RECIPE, settings)))
+    values = override(RECIPE, [f"training.minutes={minutes}", f"seed={seed}"])
+    run = watched(runs.train, Recipe.from_dict(with_options(values, data or [BUILTIN], out)))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]
     typer.echo("\n" + chart(curve, "validation bits/byte", "tokens trained on"))
     with contextlib.suppress(KeyboardInterrupt):  # the run is whole: only its samples are cut short
         for number, prompt in enumerate(run.held_out_beginnings(3), start=1):
-            typer.echo(f"\n--- sample {number}: words of the text held out, and how the model goes on ---")
+            typer.echo(f'\n--- sample {number}, after "{" ".join(prompt.split())}" of the text held out ---')
             typer.echo(typer.style(prompt, bold=True), nl=False)
             for piece in run.model.stream(prompt, max_tokens=100, temperature=0.6, seed=number):
                 sys.stdout.write(piece)

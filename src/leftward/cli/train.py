@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def train(
 
     Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
     """
-    from leftward.training.recipe import Recipe, override, read_yaml
+    from leftward.training.recipe import Recipe, override
 
     arguments = list(recipe_and_overrides or [])
     if resume is not None:
@@ -49,10 +49,10 @@ def train(
 
         show_result(watched(runs.resume, resume), as_json)
         return
-    values = read_yaml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
+    values = read_recipe(arguments.pop(0)) if arguments and "=" not in arguments[0] else {}
     if not values and not data and not arguments:
         raise UserError("nothing to train on: give a recipe, or text with --data PATH (`leftward train --help`)")
-    recipe = Recipe.from_dict(override(values, [*options(data, out), *arguments]))
+    recipe = Recipe.from_dict(with_options(override(values, arguments), data, out))
     if dry_run:
         typer.echo(recipe.to_yaml(), nl=False)
         return
@@ -61,22 +61,30 @@ def train(
     show_result(watched(runs.train, recipe), as_json)
 
 
-def options(data: list[str] | None, out: str | None) -> list[str]:
-    """The command line's shorthands as overrides."""
-    paths = json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False) if data else None
-    return [
-        *([f"data.path={paths}"] if paths else []),
-        *([f"out={json.dumps(out, ensure_ascii=False)}"] if out else []),
-    ]
+def read_recipe(name: str) -> dict[str, Any]:
+    from leftward.training.recipe import read_yaml
+
+    if not name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"{name} is not a recipe (.yaml): text to train on goes behind --data, a glob in quotes, and settings are "
+            "written key.sub=value without spaces"
+        )
+    return read_yaml(Path(name))
+
+
+def with_options(values: dict[str, Any], data: list[str] | None, out: str | None) -> dict[str, Any]:
+    """A recipe's values with --data and --out laid over them."""
+    if data:
+        section = values.get("data")
+        path = data[0] if len(data) == 1 else data
+        values = {**values, "data": {**(section if isinstance(section, dict) else {}), "path": path}}
+    return {**values, "out": out} if out is not None else values
 
 
 def watched(train_or_resume: Callable[..., Run], what: Recipe | Path) -> Run:
     """Train before the user's eyes; where that is interrupted, say how to go on."""
-    from leftward.cli.terminal import Watcher
-
     try:
-        with Watcher() as watcher:
-            return train_or_resume(what, observer=watcher, started=STARTED)
+        return train_or_resume(what, started=STARTED)
     except Interrupted as error:
         how = "saved; go on" if error.saved else "stopped at once; go on from the last checkpoint"
         typer.echo(f"\n{how} with: leftward train --resume {shlex.quote(str(error.directory))}", err=True)
@@ -94,5 +102,5 @@ def show_result(run: Run, as_json: bool) -> None:
     typer.echo(
         f"validation loss {summary['val_loss']:.4f} ({summary['val_bits_per_byte']:.4f} bits/byte) after "
         f"{summary['steps']:,} steps, {summary['tokens']:,} tokens, {summary['wall_s']:.1f} s\n"
-        f"the model is in {directory}; try: leftward generate {directory}"
+        f'the model is in {directory}; try: leftward generate {directory} ""'
     )

@@ -188,13 +188,15 @@ class _Corpus:
                 "side; give other text for validation (data.val_path)"
             )
         # In the order of the keys, which is random but the same in every run; a document that is larger than the
-        # whole share is taken only if there is no other, the least too large first.
+        # whole share is taken only if there is no other, the least too large first. Where a few large documents hold
+        # most of the text, half of the documents are enough: training needs small ones too.
         target = fraction * self.bytes
+        most = max(1, len(sizes) // 2)
         order = sorted(sizes, key=lambda key: (max(sizes[key] - target, 0), key))
         chosen: set[int] = set()
         held = 0
         for key in order[:-1]:
-            if held >= target:
+            if held >= target or len(chosen) == most:
                 break
             chosen.add(key)
             held += sizes[key]

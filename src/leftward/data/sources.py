@@ -140,7 +140,9 @@ def _find_one(name: str, report: Report) -> list[Source]:
         if name != BUILTIN:
             raise UserError(f"unknown data {name}: {nearest(name, [BUILTIN])}")
         return [Source(Path(name))]
-    path = Path(name).expanduser()
+    if not name:
+        raise UserError(f"the data has an empty name: give a file, a directory, a glob, {STDIN} or {BUILTIN}")
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises where there is no such user
     with _reading(path):
         if path.is_dir():
             return _find_in_directory(path, report)
@@ -411,6 +413,10 @@ def _parquet_texts(path: Path, text_field: str, report: Report) -> Iterator[str]
             schema: Any = file.schema_arrow
             if text_field not in schema.names:
                 raise UserError(f"{path} has no column {text_field!r}: {nearest(text_field, schema.names)}")
+            if schema.names.count(text_field) > 1:
+                raise UserError(
+                    f"{path} has several columns {text_field!r}: name one of another name (data.text_field)"
+                )
             column = schema.field(text_field).type
             if pyarrow.types.is_dictionary(column):
                 column = column.value_type

@@ -35,7 +35,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
+        path.touch()
+        mode = path.stat().st_mode  # what the user's umask gives any file; the library makes its own private
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)
     except safetensors.SafetensorError as error:
         # The library reports the operating system's error as text alone: "… (os error 28)".
         if number := re.search(r"os error (\d+)\)", str(error)):

@@ -152,7 +152,7 @@ def _fitting(
     if truncate is None:
         raise UserError(
             f"the prompt has {len(prompt)} tokens, more than the model's context of {max_seq_len}: shorten it, "
-            "or drop its beginning with truncate left"
+            "or drop its beginning (--truncate left; truncate='left' in Python)"
         )
     # At least half of the context stays prompt, however much is asked for.
     return prompt[-(max_seq_len - min(max_tokens, max_seq_len // 2)) :]

@@ -44,7 +44,7 @@ class Sampling:
         problems = []
         for name, (kind, is_right, demand) in _RULES.items():
             value = getattr(self, name)
-            if kind is float and type(value) is int:
+            if kind is float and type(value) is int and abs(value) < 2**63:
                 object.__setattr__(self, name, value := float(value))
             if name == "seed" and value is None:
                 continue
@@ -82,6 +82,6 @@ _RULES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "top_k": (int, lambda v: v >= 0, "a whole number, at least 0 (0: off)"),
     "top_p": (float, lambda v: 0 < v <= 1, "above 0 and at most 1 (1: off)"),
     "min_p": (float, lambda v: 0 <= v <= 1, "between 0 and 1 (0: off)"),
-    "repetition_penalty": (float, lambda v: 0 < v < math.inf, "above 0 (1: off)"),
+    "repetition_penalty": (float, lambda v: 0.01 <= v <= 1e6, "between 0.01 and 1e6 (1: off)"),
     "seed": (int, lambda v: v >= 0, "a whole number, at least 0"),
 }

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from leftward import files
 from leftward.errors import UserError, nearest
@@ -35,6 +35,7 @@ SEPARATOR = "<|endoftext|>"
 # in one of the four classes, so nothing is lost.
 _WORD_PATTERN = r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+"
 _MAX_WORDS = 16_384
+_MAX_VOCAB_SIZE = 10_000_000  # the library takes memory for what is asked before it learns whether the text has it
 _MAX_AUTOMATIC_BPE = 65_536
 _MIN_AUTOMATIC_BPE = 512
 # A pair that occurs once teaches nothing about any other text.
@@ -96,8 +97,8 @@ class Tokenizer:
         specials = list(special_tokens)
         if len(set(specials)) < len(specials) or "" in specials:
             raise UserError(f"special tokens must be different and not empty; they are {specials}")
-        if vocab_size is not None and vocab_size < 1:
-            raise UserError(f"vocab_size is {vocab_size}: it must be at least 1")
+        if vocab_size is not None and not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
+            raise UserError(f"vocab_size is {vocab_size}: it must be at least 1 and at most {_MAX_VOCAB_SIZE:,}")
         corpus = _Counted(documents)
         if kind == "bpe":
             library = _train_bpe(corpus, vocab_size, specials)
@@ -107,6 +108,9 @@ class Tokenizer:
             library = _train_word(corpus, vocab_size, specials, byte_fallback)
         library.add_special_tokens(specials)
         separator = specials[0] if specials else None
+        if separator is not None:  # for other programs: what `add_bos` does here
+            bos = (separator, library.token_to_id(separator))
+            library.post_processor = processors.TemplateProcessing(f"{separator} $A", special_tokens=[bos])
         return cls(library, {"eos_token": separator, "bos_token": separator})
 
     @classmethod
@@ -399,7 +403,9 @@ def _train_bpe(corpus: _Counted, vocab_size: int | None, specials: list[str]) ->
         special_tokens=[],
         show_progress=False,
     )
-    library.train_from_iterator(iter(corpus), trainer=trainer)
+    # The library's time grows with the square of a run without spaces (base64, DNA): it learns as much from pieces.
+    pieces = (re.sub(r"(\S{256})(?=\S)", r"\1\n", document) for document in corpus)
+    library.train_from_iterator(pieces, trainer=trainer)
     corpus.check_not_empty()
     learned = json.loads(library.model.__getstate__())
     if vocab_size is None:

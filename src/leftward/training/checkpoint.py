@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from leftward import files
 from leftward.errors import UserError
-from leftward.formats.tensors import read_tensors, write_tensors
+from leftward.formats.tensors import DTYPES, read_tensors, write_tensors
 from leftward.training.schedule import Plan
 
 DIRECTORY = "checkpoints"
@@ -39,6 +40,7 @@ class State:
     threads: int
     """CPU threads: another number may round sums differently."""
     data_fingerprint: str
+    recipe_fingerprint: str
     plan: Plan
     evaluated_step: int = 0
     """The last step that was evaluated, and the validation loss there."""
@@ -57,9 +59,17 @@ class State:
         if version != VERSION:
             raise UserError(f"{path} is of version {version}, this program reads {VERSION}")
         try:
-            return cls(**{**values, "plan": Plan(**values["plan"])})
+            state = cls(**{**values, "plan": Plan(**values["plan"])})
         except (KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error})") from None
+        for part in (state, state.plan):
+            for name, kind in typing.get_type_hints(type(part)).items():
+                value = getattr(part, name)
+                if not isinstance(value, kind) or (isinstance(value, (int, float)) and not 0 <= value < 2**62):
+                    raise UserError(f"{path} is damaged: {name} is {value!r}")
+        if state.dtype not in DTYPES:
+            raise UserError(f"{path} is damaged: dtype is {state.dtype!r}")
+        return state
 
 
 def save(run: Path, state: State, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:

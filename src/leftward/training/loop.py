@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from leftward import files
+from leftward.config import Config
 from leftward.data.batches import Dataset, Windows
 from leftward.data.prepare import prepare
 from leftward.errors import UserError
@@ -34,11 +35,12 @@ from leftward.training import checkpoint
 from leftward.training.checkpoint import State
 from leftward.training.loss import bits_per_byte, evaluate, loss_sum
 from leftward.training.optim import Optimizer, parameter_groups
-from leftward.training.precision import choose_device, choose_dtype
+from leftward.training.precision import choose_device, choose_dtype, physical_memory
 from leftward.training.progress import Interrupted, Observer, Progress
 from leftward.training.recipe import Recipe
 from leftward.training.schedule import Plan, lr_fraction
 
+SUMMARY = "summary.json"
 _SAVE_SECONDS = 120.0
 _EVALUATIONS = 10  # over a run, where no interval is given
 
@@ -51,7 +53,8 @@ def run(recipe: Recipe, directory: Path, observer: Observer, started: float | No
         started: the `time.perf_counter()` that wall_s counts from.
 
     Returns:
-        What summary.json holds. training_s counts all sessions of the run, wall_s the one that finished it.
+        What summary.json holds. Where the run took several sessions, wall_s is the training of the earlier ones and the
+        whole of the last.
 
     Raises:
         Interrupted: SIGINT or SIGTERM came, and all is saved; or SIGINT came again before it was.
@@ -62,9 +65,13 @@ def run(recipe: Recipe, directory: Path, observer: Observer, started: float | No
     tokenizer, dataset = _open_data(recipe, directory, observer)
     with _interruptible(directory) as interrupted:
         training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted)
+        if (directory / SUMMARY).exists():
+            observer.note(f"the run in {directory} has finished: there is nothing to go on with")
+            return dict(files.read_json(directory / SUMMARY))
+        before = training.state.elapsed
         training.go_on()
-        summary = training.summary(time.perf_counter() - started)
-        files.write_json(directory / "summary.json", summary)
+        summary = training.summary(before + time.perf_counter() - started)
+        files.write_json(directory / SUMMARY, summary)
     return summary
 
 
@@ -86,10 +93,12 @@ class _Training:
         self.seq_len = recipe.seq_len
         self.windows = Windows(dataset.train, self.seq_len, recipe.seed)
         self.config = recipe.config(tokenizer.vocab_size)
+        _check_fits(recipe, self.config)
         torch.manual_seed(recipe.seed)
         self.decoder = Decoder(self.config).to(device)
         self.n_parameters = self.decoder.n_parameters
         saved = checkpoint.load_latest(directory)
+        metrics = _Metrics(directory / "metrics.jsonl", saved[0] if saved else None)
         dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, device)
         self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
         if saved:
@@ -103,12 +112,14 @@ class _Training:
                 dtype=dtype,
                 threads=torch.get_num_threads(),
                 data_fingerprint=dataset.fingerprint,
+                recipe_fingerprint=recipe.fingerprint(),
                 plan=Plan.of(recipe),
             )
             save_model(directory, self.config, self.optimizer.weights(), tokenizer)
         self.model = self._compiled() if recipe.training.compile else self.decoder
-        self.metrics = _Metrics(directory / "metrics.jsonl", self.state)
+        self.metrics = metrics
         self.evaluated_at = self.state.elapsed
+        self.evaluation_seconds = 0.0
         self.clock = time.perf_counter() - self.state.elapsed
         self.saved_at = time.perf_counter()
         self._announce()
@@ -201,7 +212,9 @@ class _Training:
         if training.max_steps is not None:
             return step % max(1, training.max_steps // _EVALUATIONS) == 0
         assert training.minutes is not None
-        return (self.elapsed - self.evaluated_at) * _EVALUATIONS >= training.minutes * 60
+        # A tenth of the budget apart, and where the validation text is long never more than a fifth of the time.
+        apart = max(training.minutes * 60 / _EVALUATIONS, 4 * self.evaluation_seconds)
+        return self.elapsed - self.evaluated_at >= apart
 
     def _save_is_due(self) -> bool:
         interval = self.recipe.training.save_interval
@@ -211,17 +224,24 @@ class _Training:
 
     def _save(self) -> None:
         self.state = replace(self.state, elapsed=self.elapsed)
+        if not all(weight.isfinite().all() for weight in self.optimizer.masters.values()):
+            raise UserError(
+                f"weights became infinite at step {self.state.step}; what {self.directory} holds was saved before. "
+                "Lower optimizer.lr, optimizer.adamw_lr or optimizer.weight_decay"
+            )
         checkpoint.save(self.directory, self.state, self.optimizer.weights(), self.optimizer.state())
         if self.state.best_loss is None:  # nothing is known to be better
             self._publish()
         self.saved_at = time.perf_counter()
 
     def _evaluate(self) -> None:
+        began = self.elapsed
         evaluation = evaluate(self.decoder, self.dataset.val, self.seq_len, self.device, self.interrupted)
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
         self.evaluated_at = self.elapsed
+        self.evaluation_seconds = self.evaluated_at - began
         if not math.isfinite(evaluation.loss):
             raise UserError(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
         self.state = replace(self.state, evaluated_step=step, last_loss=evaluation.loss)
@@ -247,6 +267,11 @@ class _Training:
             raise UserError(
                 f"{self.dataset.directory} does not hold the tokens that this run was trained on "
                 f"(fingerprint {self.dataset.fingerprint}, expected {state.data_fingerprint})"
+            )
+        if state.recipe_fingerprint != self.recipe.fingerprint():
+            raise UserError(
+                f"recipe.yaml in {self.directory} is not the recipe that this run was begun with: put it back, or "
+                "train anew with --out"
             )
         self.optimizer.restore(weights, optimizer)
         self.state = state
@@ -276,10 +301,13 @@ class _Training:
         recipe, note = self.recipe, self.observer.note
         groups = parameter_groups(self.decoder)
         decayed = sum(self.optimizer.masters[name].numel() for name in groups["matrices"])
+        config = self.config
         note(
-            f"model: {self.n_parameters:,} parameters ({decayed:,} in matrices, {self.n_parameters - decayed:,} in "
-            f"embeddings, norms and biases, which never decay), vocabulary {self.config.vocab_size:,}"
+            f"model: {self.n_parameters:,} parameters: {config.n_layers} layers × {config.d_model} wide, "
+            f"{config.n_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size:,}"
         )
+        rule = "Muon" if recipe.optimizer.name == "muon" else f"weight decay {recipe.optimizer.weight_decay}"
+        note(f"optimizer: {rule} for {decayed:,} of them in matrices, AdamW without decay for the rest")
         train, val = self.dataset.train, self.dataset.val
         note(
             f"data: {len(train):,} tokens of {train.documents:,} documents to train on, {len(val):,} of "
@@ -314,11 +342,20 @@ class _Training:
 class _Metrics:
     """metrics.jsonl: a line a logged step and a line an evaluation, appended; never beyond what is saved and redone."""
 
-    def __init__(self, path: Path, state: State) -> None:
-        """Keep the lines up to `state`; what an interrupted run wrote after its checkpoint will come again."""
+    def __init__(self, path: Path, state: State | None) -> None:
+        """Keep the lines up to `state`; what an interrupted run wrote after its checkpoint will come again.
+
+        Raises:
+            UserError: there is no state, yet lines of evaluations, which come only after a checkpoint.
+        """
         self._path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if _is_before(line, state)]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        if state is None and any('"val_loss"' in line for line in lines):
+            raise UserError(
+                f"{path.parent} holds a trained model, but its checkpoints are gone: there is nothing to go on from. "
+                "Train anew with --out"
+            )
+        kept = [line for line in lines if state is not None and _is_before(line, state)]
         files.write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, **values: Any) -> None:
@@ -333,6 +370,21 @@ def _is_before(line: str, state: State) -> bool:
         return bool(values["step"] <= (state.evaluated_step if "val_loss" in values else state.step))
     except (ValueError, KeyError, TypeError):  # cut short by a kill
         return False
+
+
+def _check_fits(recipe: Recipe, config: Config) -> None:
+    """Refuse what this machine cannot hold before it is built. Raises: UserError."""
+    memory = physical_memory()
+    step = 8 * recipe.training.batch_size * (recipe.seq_len + 1)  # the ids of one step
+    for what, needed in (
+        (f"a model of {config.n_parameters:,} parameters", 16 * config.n_parameters),
+        ("a batch", step),
+    ):
+        if needed > memory:  # weights, gradients and two averages of each parameter, in fp32
+            raise UserError(
+                f"{what} takes {needed / 1e9:,.0f} GB to train, and this machine has {memory / 1e9:,.0f} GB: make the "
+                "model (n_layers, d_model, vocab_size …) or the batch (batch_size, seq_len) smaller"
+            )
 
 
 def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tokenizer, Dataset]:

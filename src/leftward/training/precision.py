@@ -1,7 +1,8 @@
-"""Which arithmetic a run computes in: measured on this machine when it starts, never assumed from its name."""
+"""What the machine offers a run: its devices, its memory, and the arithmetic that is measured to be faster on it."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -18,6 +19,14 @@ def choose_device(name: str) -> torch.device:
     if not available[name]:
         raise UserError(f"training.device is {name!r}, which PyTorch does not find here: use auto or cpu")
     return torch.device(name)
+
+
+def physical_memory() -> int:
+    """Bytes of main memory; where the system does not say, more than any machine has."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 60
 
 
 def choose_dtype(name: str, device: torch.device) -> str:

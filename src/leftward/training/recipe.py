@@ -7,6 +7,8 @@ one. No torch in here: `--help` and a wrong recipe answer at once.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 import types
 import typing
@@ -18,7 +20,7 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leftward.config import Config, ConfigError
+from leftward.config import Config, ConfigError, field_meanings
 from leftward.data.settings import Settings
 from leftward.errors import UserError, nearest
 
@@ -101,7 +103,7 @@ class TrainingSection(Section):
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """Optimizer steps. null: as many as fit in `minutes`."""
-    minutes: Annotated[float, Field(gt=0)] | None = None
+    minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Wall time to train for; the number of steps is settled from the measured speed when the decay has to begin.
     null, and no max_steps either: 5."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
@@ -140,7 +142,7 @@ class Recipe(Section):
     data: DataSection = DataSection()
     tokenizer: TokenizerSection = TokenizerSection()
     model: dict[str, Any] = {}
-    """Fields of Config; vocab_size comes from the tokenizer."""
+    """The architecture: fields of Config. vocab_size comes from the tokenizer."""
     training: TrainingSection = TrainingSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -150,7 +152,9 @@ class Recipe(Section):
         training, schedule = self.training, self.schedule
         problems = []
         if training.max_steps is not None and training.minutes is not None:
-            problems.append("training.max_steps and training.minutes both say when to end: give one")
+            problems.append(
+                "training.max_steps and training.minutes both say when to end: give one, and null for the other"
+            )
         if training.minutes is not None and schedule.decay == "cosine":
             problems.append("training.minutes needs schedule.decay trapezoid or constant: a cosine must know its end")
         if training.max_steps is not None and (schedule.warmup_steps or 0) > training.max_steps:
@@ -160,14 +164,20 @@ class Recipe(Section):
         micro = training.micro_batch_size
         if micro is not None and training.batch_size % micro:
             problems.append(f"training.batch_size {training.batch_size} is not divisible by micro_batch_size {micro}")
-        if self.data.path is None:
+        if self.optimizer.name == "adamw" and self.optimizer.lr != OptimizerSection().lr:
+            problems.append("optimizer.lr is Muon's: with optimizer.name adamw set optimizer.adamw_lr")
+        if not _as_tuple(self.data.path) or "" in _as_tuple(self.data.path):
             problems.append("data.path is missing: give the text to train on (--data PATH)")
         if "vocab_size" in self.model:
             problems.append("model.vocab_size comes from the tokenizer: set tokenizer.vocab_size")
         try:
             config = self.config(vocab_size=1)
         except ConfigError as error:
-            problems += [f"model.{problem}" for problem in str(error).split("; ")]
+            unknown = "unknown key "
+            problems += [
+                f"{unknown}model.{problem.removeprefix(unknown)}" if problem.startswith(unknown) else f"model.{problem}"
+                for problem in str(error).split("; ")
+            ]
         else:
             if training.seq_len is not None and training.seq_len > config.max_seq_len:
                 problems.append(f"training.seq_len {training.seq_len} is above model.max_seq_len {config.max_seq_len}")
@@ -177,6 +187,11 @@ class Recipe(Section):
 
     def config(self, vocab_size: int) -> Config:
         return Config.from_dict({**self.model, "vocab_size": vocab_size})
+
+    def fingerprint(self) -> str:
+        """Equal for recipes that give the same run, wherever it is kept."""
+        values = {**self.model_dump(exclude={"out"}), "model": self.config(vocab_size=1).to_dict()}
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
     def seq_len(self) -> int:
@@ -212,6 +227,10 @@ class Recipe(Section):
         return "\n".join(_commented(self)) + "\n"
 
 
+# What the library raises for text that is no YAML, or that names a type and is not of it.
+_YAML_FAULTS = (yaml.YAMLError, ValueError, OverflowError, AttributeError, RecursionError)
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as text; here it is a number, as in YAML 1.2."""
 
@@ -229,7 +248,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"no recipe at {path}") from None
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except _YAML_FAULTS as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
@@ -244,11 +263,11 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     for text in overrides:
         key, equals, value = text.partition("=")
         section, dot, name = key.partition(".")
-        if not equals or not key or (dot and not name):
+        if not equals or not section or (dot and not name):
             raise UserError(f"override {text!r}: write it as key=value or section.key=value")
         try:
             parsed = yaml.load(value, _Loader)
-        except yaml.YAMLError:
+        except _YAML_FAULTS:
             raise UserError(f"override {text!r}: {value!r} is not YAML; quote it") from None
         if not dot:
             result[section] = parsed
@@ -271,9 +290,10 @@ def _explain(problem: Any) -> str:
     key = ".".join(place)
     if problem["type"] == "extra_forbidden":
         fields = _fields_of(place[:-1])
-        message = f"unknown key {key}: {nearest(place[-1], fields)}"
-        elsewhere = [name for name in _SECTIONS if place[-1] in _fields_of([name])]
-        return f"{message} ({elsewhere[0]}.{place[-1]} exists)" if elsewhere and len(place) == 1 else message
+        elsewhere = [f"{name}.{place[-1]}" for name in _SECTIONS if place[-1] in _fields_of([name])]
+        if elsewhere:
+            return f"unknown key {key}: did you mean {' or '.join(elsewhere)}?"
+        return f"unknown key {key}: {nearest(place[-1], fields)}"
     message = problem["msg"].removeprefix("Value error, ")
     if not key:
         return message
@@ -305,11 +325,28 @@ def _commented(section: Section, indent: str = "") -> Iterable[str]:
             yield f"{indent}# {line.strip()}"
         if accepted := _type_name(field.annotation):
             yield f"{indent}# {accepted}; default {_scalar(field.default)}"
-        if isinstance(value, dict):
-            yield f"{indent}{name}:" + ("" if value else " {}")
-            yield from (f"{indent}  {key}: {_scalar(item)}" for key, item in value.items())
+        if name == "model":
+            yield f"{indent}model:"
+            yield from _commented_model(value)
         else:
             yield f"{indent}{name}: {_scalar(value)}"
+
+
+def _commented_model(values: dict[str, Any]) -> Iterable[str]:
+    """Every field of the Config that `values` make; vocab_size is left to the tokenizer."""
+    settled = Config.from_dict({**values, "vocab_size": 1}).to_dict()
+    meanings = field_meanings()
+    for field in dataclasses.fields(Config):
+        if field.name == "vocab_size":
+            continue
+        for line in meanings.get(field.name, "").splitlines():
+            yield f"  # {line.strip()}"
+        choices = typing.get_type_hints(Config)[field.name]
+        is_derived = values.get(field.name) is None and field.default is None
+        default = _scalar(field.default) + (f", here {settled[field.name]}" if is_derived else "")
+        yield f"  # {_type_name(choices)}; default {default}"
+        # What follows from other fields stays open, so that changing those in a copy changes it too.
+        yield f"  {field.name}: {'null' if is_derived else _scalar(settled[field.name])}"
 
 
 def _scalar(value: Any) -> str:

@@ -31,10 +31,11 @@ class Plan:
     def settle(self, step: int, elapsed: float, budget: float, recipe: Recipe) -> Plan:
         """Where the run ends if it goes on at this speed; times in seconds. Stays unsettled while the peak holds."""
         falling = recipe.schedule.decay_fraction if recipe.schedule.decay == "trapezoid" else 0.0
-        if self.max_steps is not None or elapsed < budget * (1 - falling) or step < max(1, self.warmup_steps):
+        if self.max_steps is not None or elapsed < budget * (1 - falling) or step == 0:
             return self
         remaining = max(0.0, budget - elapsed) * step / elapsed
-        return Plan(self.warmup_steps, step, step + round(remaining))
+        # In a budget of a few steps the warm-up is cut short.
+        return Plan(min(self.warmup_steps, step), step, step + round(remaining))
 
 
 def lr_fraction(step: int, plan: Plan, recipe: Recipe) -> float:
