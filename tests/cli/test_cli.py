@@ -102,6 +102,14 @@ def test_text_from_stdin(farm):
     "arguments, expected",
     [
         (["train", "--data", "none.txt"], "none.txt"),
+        (["train", "--data", ""], "data.path is missing"),
+        (["train", "farm.txt"], "goes behind --data"),
+        (["train", "--minutes", "1"], "No such option: --minutes"),
+        (["generate"], "leftward generate --help"),
+        (["generate", "run", "The", "upon"], "unexpected extra argument"),
+        (["generate", "run", "The ", "-n", "1000000000"], "4096"),
+        (["train", "--data", "farm.txt", "tokenizer.vocab_size=1000000000"], "vocab_size is 1000000000"),
+        (["train", "--data", "farm.txt", "--out", "/proc/x"], "/proc/x"),
         (["train", "--data", "empty.txt"], "empty"),
         (["train", "--data", "binary.bin"], "binary"),
         (["train", "--data", "blank.txt"], "no documents"),
@@ -135,6 +143,31 @@ def test_a_mistake_is_one_line_and_code_2(farm, arguments, expected):
     assert last.startswith("leftward: ") and expected in last, done.stderr
     assert "Traceback" not in done.stderr
     assert set(os.listdir(farm)) - set(before) <= {"runs"} and not os.path.exists(farm / "runs" / "farm")
+
+
+def test_closed_streams_are_no_obstacle(farm):
+    generate = [*COMMAND, "generate", "run", "--max-tokens", "3"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *generate], capture_output=True, text=True, cwd=farm)
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *generate, "The "], capture_output=True, text=True, cwd=farm
+    )
+    assert "Traceback" not in done.stderr and done.returncode == 0
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            command = [*generate, "The "]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=farm)
+        assert done.returncode == 2 and "the disk is full" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_path_of_any_name_is_taken(farm):
+    name = os.fsencode("fä:rm = {x}.txt") + b"\x7f"
+    with open(os.path.join(os.fsencode(farm), name), "w") as file:
+        file.write(TEXT)
+    command = [*COMMAND, "train", "--data", name, "--out", "odd = name", "training.max_steps=2", *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=farm, env={**os.environ, "LC_ALL": "C"})
+    assert done.returncode == 0, done.stderr
+    assert "leftward generate 'odd = name'" in done.stdout
 
 
 def test_debug_shows_the_traceback(farm):

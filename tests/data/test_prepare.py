@@ -140,6 +140,14 @@ def test_copies_of_a_document_stay_on_one_side(tmp_path: Path, threshold: int, m
     assert 0.1 < len(val) / 210 < 0.35
 
 
+def test_small_documents_among_large_ones_stay_on_both_sides(tmp_path: Path) -> None:
+    documents = [*(f"small {i}" for i in range(40)), "large " * 1000, "larger " * 1000]
+    path = write_documents(tmp_path / "a.jsonl", documents)
+    tokenizer, dataset = prepare(Settings(paths=(path,), tokenizer="char"), tmp_path / "out", seed=0)
+    train = decoded_documents(tokenizer, dataset.train)
+    assert len([text for text in train if text.startswith("small")]) >= 19
+
+
 def test_a_document_larger_than_the_share_stays_in_training(tmp_path: Path) -> None:
     for seed in range(5):
         documents = ["large " * 1000, *(f"small {i}" for i in range(20))]

@@ -292,6 +292,12 @@ def test_fingerprints_tell_tokenizers_apart() -> None:
     assert Tokenizer.train(["ab"], kind="char").fingerprint() != Tokenizer.train(["ac"], kind="char").fingerprint()
 
 
+def test_a_long_run_without_spaces_is_learned_in_linear_time() -> None:
+    # The library alone takes minutes for this.
+    tokenizer = Tokenizer.train(["ACGT" * 50_000], vocab_size=264)
+    assert tokenizer.decode(tokenizer.encode("ACGTAC" * 1000)) == "ACGTAC" * 1000
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_reads_our_files(trained: dict[str, Tokenizer], kind: Kind, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -60,7 +60,7 @@ def run() -> None:
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another, and goes on
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="leftward", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
