@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leftward.runs import resume as resume
     from leftward.runs import train as train
     from leftward.text.tokenizer import Tokenizer as Tokenizer
+    from leftward.training.progress import Observer as Observer
     from leftward.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOME = {
     "Config": "leftward.config",
     "Decoder": "leftward.model.decoder",
     "LanguageModel": "leftward.language_model",
+    "Observer": "leftward.training.progress",
     "Recipe": "leftward.training.recipe",
     "Run": "leftward.runs",
     "Tokenizer": "leftward.text.tokenizer",
@@ -42,6 +44,7 @@ __all__ = [
     "Config",
     "Decoder",
     "LanguageModel",
+    "Observer",
     "Recipe",
     "Run",
     "Tokenizer",
