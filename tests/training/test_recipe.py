@@ -94,6 +94,13 @@ def test_a_file_that_is_no_recipe(tmp_path, text):
         read_yaml(path)
 
 
+def test_a_key_that_stands_twice_is_named(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model:\n  n_layers: 2\n  n_layers: 3\n")
+    with pytest.raises(UserError, match="n_layers stands twice"):
+        read_yaml(path)
+
+
 def test_a_missing_recipe(tmp_path):
     with pytest.raises(UserError, match="no recipe at"):
         read_yaml(tmp_path / "none.yaml")

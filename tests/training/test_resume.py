@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -193,3 +195,15 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match="is not a run directory"):
             lw.resume(path)
+
+
+def test_tokens_that_no_vocabulary_has_are_named(recipe):
+    recipe["training"]["eval_interval"] = 0
+    killed = subprocess.run([sys.executable, "-c", KILLER, json.dumps(recipe), "step"], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    for name in ("train-00000.npy", "val-00000.npy"):
+        path = Path(recipe["out"]) / "tokens" / name
+        tokens = np.load(path)
+        np.save(path, np.full_like(tokens, 255))
+    with pytest.raises(UserError, match="the train split holds token 255"):
+        lw.resume(recipe["out"])

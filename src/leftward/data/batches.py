@@ -27,8 +27,11 @@ IGNORED = -100
 class Split:
     """The tokens of one side, training or validation: one stream over as many files as it takes."""
 
-    def __init__(self, name: str, shards: list[NDArray[Any]], counts: dict[str, int]) -> None:
+    def __init__(
+        self, name: str, shards: list[NDArray[Any]], counts: dict[str, int], vocab_size: int | None = None
+    ) -> None:
         self.name = name
+        self.vocab_size = vocab_size
         self._shards = shards
         self._starts = [0]
         for shard in shards:
@@ -41,6 +44,14 @@ class Split:
     def __len__(self) -> int:
         """In tokens."""
         return self._starts[-1]
+
+    def check_ids(self, tokens: NDArray[Any]) -> None:
+        """Raises: UserError where the files hold an id that no token has: a disk can rot."""
+        if self.vocab_size is not None and len(tokens) and tokens.max() >= self.vocab_size:
+            raise UserError(
+                f"the {self.name} split holds token {tokens.max()}, but its vocabulary has {self.vocab_size} tokens: its "
+                "files are damaged, prepare the data again"
+            )
 
     def slice(self, start: int, stop: int) -> NDArray[Any]:
         """Tokens [start, stop), in the type that they are stored in; a view where one file holds them all."""
@@ -88,7 +99,12 @@ class Dataset:
             raise UserError(f"{path} is of version {index.get('version')}, this program reads {VERSION}: prepare again")
         try:
             train, val = (
-                Split(name, [_map_shard(directory, shard, index["dtype"]) for shard in side["shards"]], side)
+                Split(
+                    name,
+                    [_map_shard(directory, shard, index["dtype"]) for shard in side["shards"]],
+                    side,
+                    index["vocab_size"],
+                )
                 for name, side in ((name, index["splits"][name]) for name in ("train", "val"))
             )
             return cls(directory, index, train, val)
@@ -126,6 +142,7 @@ class Windows:
         for row in range(size):
             start = self._start(*divmod(position + row, self.per_epoch))
             windows[row] = self._split.slice(start, start + self._seq_len + 1)
+        self._split.check_ids(windows)
         return windows, position + size
 
     def _start(self, epoch: int, index: int) -> int:
@@ -152,6 +169,7 @@ def evaluation_batches(
         raise UserError(f"the {split.name} split has {len(split)} tokens: it takes 2 to predict one; give more text")
     for first in range(0, targets_total, seq_len * batch_size):
         tokens = split.slice(first, min(first + seq_len * batch_size, targets_total) + 1)
+        split.check_ids(tokens)
         count = len(tokens) - 1
         rows = -(-count // seq_len)
         inputs = np.zeros(rows * seq_len, dtype=np.int64)

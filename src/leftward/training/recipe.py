@@ -235,6 +235,15 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as text; here it is a number, as in YAML 1.2."""
 
 
+def _mapping_without_doubles(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """A key that stands twice would be taken once, in silence."""
+    keys = [key.value for key, _ in node.value]
+    if double := next((key for key in keys if isinstance(key, str) and keys.count(key) > 1), None):
+        raise yaml.constructor.ConstructorError(None, None, f"{double} stands twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_doubles)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
