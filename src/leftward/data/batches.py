@@ -49,8 +49,8 @@ class Split:
         """Raises: UserError where the files hold an id that no token has: a disk can rot."""
         if self.vocab_size is not None and len(tokens) and tokens.max() >= self.vocab_size:
             raise UserError(
-                f"the {self.name} split holds token {tokens.max()}, but its vocabulary has {self.vocab_size} tokens: its "
-                "files are damaged, prepare the data again"
+                f"the {self.name} split holds token {tokens.max()}, but its vocabulary has {self.vocab_size} tokens: "
+                "its files are damaged, prepare the data again"
             )
 
     def slice(self, start: int, stop: int) -> NDArray[Any]:
@@ -98,15 +98,7 @@ class Dataset:
         if index.get("version") != VERSION:
             raise UserError(f"{path} is of version {index.get('version')}, this program reads {VERSION}: prepare again")
         try:
-            train, val = (
-                Split(
-                    name,
-                    [_map_shard(directory, shard, index["dtype"]) for shard in side["shards"]],
-                    side,
-                    index["vocab_size"],
-                )
-                for name, side in ((name, index["splits"][name]) for name in ("train", "val"))
-            )
+            train, val = (_open_split(directory, index, name) for name in ("train", "val"))
             return cls(directory, index, train, val)
         except (KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): prepare the data again") from None
@@ -177,6 +169,12 @@ def evaluation_batches(
         inputs[:count] = tokens[:-1]
         targets[:count] = tokens[1:]
         yield inputs.reshape(rows, seq_len), targets.reshape(rows, seq_len)
+
+
+def _open_split(directory: Path, index: dict[str, Any], name: str) -> Split:
+    side = index["splits"][name]
+    shards = [_map_shard(directory, shard, index["dtype"]) for shard in side["shards"]]
+    return Split(name, shards, side, index["vocab_size"])
 
 
 def _map_shard(directory: Path, shard: dict[str, Any], dtype: str) -> NDArray[Any]:
