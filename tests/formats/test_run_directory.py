@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -213,22 +214,24 @@ def test_a_tokenizer_that_is_too_large_for_the_model(saved: Path) -> None:
 # ---- disk faults
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """Files may not grow beyond 4 KB: what a full disk is to a writer, without filling one."""
+    """The system refuses files of over 4 KiB, as a full disk would. Only while nothing else is written: pytest's own
+    report may go to a file too."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_that_refuses_is_one_line_and_the_old_weights_stay(
-    saved: Path, config: Config, small_files: None
-) -> None:
+def test_a_disk_that_refuses_is_one_line_and_the_old_weights_stay(saved: Path, config: Config) -> None:
     before = (saved / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match=r"cannot write .*model\.safetensors: the file would be larger") as caught:
+    message = r"cannot write .*model\.safetensors: the file would be larger"
+    with pytest.raises(UserError, match=message) as caught, small_files():
         save_model(saved, config, random_decoder(config, seed=1).state_dict())
     assert "\n" not in str(caught.value)
     assert (saved / "model.safetensors").read_bytes() == before
