@@ -31,7 +31,7 @@ class Watcher(training.Observer):
         self._console = _Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._shown_at = 0.0
+        self._shown_at = time.monotonic()  # of the last plain line
         self._loss: float | None = None
         self._is_blind = False  # nobody reads any more
 
