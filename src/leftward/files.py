@@ -26,6 +26,7 @@ _DISK_FAULTS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
+    errno.EEXIST: "something that is no directory is in its place",
     errno.ENOENT: "there is no such directory",
     errno.ENOTDIR: "a part of the path is not a directory",
     errno.ENAMETOOLONG: "the name is too long",

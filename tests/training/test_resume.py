@@ -52,6 +52,7 @@ def half_a_file(path, tensors):
     "after an evaluation": lambda: kill_in(checkpoint.files, "write_json", 11),
     "rotation": lambda: kill_in(checkpoint.shutil, "rmtree", 2),
     "metrics": lambda: kill_in(loop._Metrics, "write", 7),
+    "evaluated, not saved": lambda: kill_in(loop._Training, "_save", 4),
     "summary": lambda: kill_in(loop._Training, "summary", 1),
 }[moment]()
 lw.train(recipe)
@@ -108,7 +109,7 @@ def test_a_killed_bf16_run_goes_on_to_the_bit(recipe, tmp_path, moment):
     assert comparable(lw.resume(recipe["out"])) == comparable(whole)
 
 
-@pytest.mark.parametrize("moment", ["evaluation", "after an evaluation", "best weights"])
+@pytest.mark.parametrize("moment", ["evaluation", "after an evaluation", "best weights", "evaluated, not saved"])
 def test_a_budget_of_minutes_keeps_its_best_model_through_a_kill(recipe, moment):
     # Evaluations fall where the clock says; what must hold is that none that was best is forgotten.
     recipe["training"] |= {"max_steps": None, "minutes": 0.05, "eval_interval": None, "save_interval": None}
@@ -180,6 +181,15 @@ def test_a_damaged_file_is_named(recipe, name, damage):
     with pytest.raises(UserError) as caught:
         lw.resume(run.directory)
     assert name.split("/")[-1] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("step", [11, 13, 10**9, -1, "x", None])
+def test_a_step_that_cannot_be_is_named(recipe, step):
+    run = lw.train(recipe)
+    path = run.directory / "checkpoints" / "step-00000012" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "step": step}))
+    with pytest.raises(UserError, match="state.json is damaged: step is"):
+        lw.resume(run.directory)
 
 
 def test_other_data_under_a_run_is_noticed(recipe, tmp_path):

@@ -92,7 +92,7 @@ def generate(
         return
     except KeyboardInterrupt:
         typer.echo("")
-        raise typer.Exit(INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     if "context" in reasons:
         context = language_model.config.max_seq_len
         typer.echo(f"[the context is full: prompt and output have {context} tokens, the model's most]", err=True)

@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2; anything else is a bug a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -62,7 +63,13 @@ def run() -> None:
     try:
         code = app(prog_name="leftward", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # Ctrl-C where no verb answers it: while it is loading
+            _leave("interrupted", INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as leaving:
+        if leaving.code != 1:
+            raise
+        sys.exit(0)  # Typer's answer to a reader of stdout that has seen enough
     except UserError as error:
         if _debug:
             raise
@@ -83,6 +90,9 @@ def run() -> None:
         # Typer's own errors for wrong arguments; where their class lives differs between its versions.
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            sys.exit(0)
         command = getattr(getattr(error, "ctx", None), "command_path", "leftward")
         _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
 
@@ -93,7 +103,8 @@ def _fail(message: str) -> NoReturn:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"leftward: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        print(f"leftward: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

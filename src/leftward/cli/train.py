@@ -90,7 +90,7 @@ def watched(train_or_resume: Callable[..., Run], what: Recipe | Path) -> Run:
         typer.echo(f"\n{how} with: leftward train --resume {shlex.quote(str(error.directory))}", err=True)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted before training began: nothing was written; run the same command again", err=True)
-    raise typer.Exit(INTERRUPTED)
+    raise SystemExit(INTERRUPTED)
 
 
 def show_result(run: Run, as_json: bool) -> None:

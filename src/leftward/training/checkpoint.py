@@ -42,6 +42,8 @@ class State:
     data_fingerprint: str
     recipe_fingerprint: str
     plan: Plan
+    evaluated_at: float = 0.0
+    """`elapsed` at the last evaluation: a run that was killed in one is due for it again."""
     evaluated_step: int = 0
     """The last step that was evaluated, and the validation loss there."""
     last_loss: float | None = None
@@ -99,7 +101,10 @@ def load_latest(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]
     if not checkpoints:
         return None
     newest = checkpoints[-1]
-    state = State.from_dict(files.read_json(newest / "state.json"), newest / "state.json")
+    path = newest / "state.json"
+    state = State.from_dict(files.read_json(path), path)
+    if newest.name != f"step-{state.step:08d}" or (state.plan.max_steps or state.step) < state.step:
+        raise UserError(f"{path} is damaged: step is {state.step}")
     return state, read_tensors(newest / "model.safetensors"), read_tensors(newest / "optimizer.safetensors")
 
 

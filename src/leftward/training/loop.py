@@ -118,7 +118,6 @@ class _Training:
             save_model(directory, self.config, self.optimizer.weights(), tokenizer)
         self.model = self._compiled() if recipe.training.compile else self.decoder
         self.metrics = metrics
-        self.evaluated_at = self.state.elapsed
         self.evaluation_seconds = 0.0
         self.clock = time.perf_counter() - self.state.elapsed
         self.saved_at = time.perf_counter()
@@ -214,7 +213,7 @@ class _Training:
         assert training.minutes is not None
         # A tenth of the budget apart, and where the validation text is long never more than a fifth of the time.
         apart = max(training.minutes * 60 / _EVALUATIONS, 4 * self.evaluation_seconds)
-        return self.elapsed - self.evaluated_at >= apart
+        return self.elapsed - self.state.evaluated_at >= apart
 
     def _save_is_due(self) -> bool:
         interval = self.recipe.training.save_interval
@@ -240,11 +239,10 @@ class _Training:
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
-        self.evaluated_at = self.elapsed
-        self.evaluation_seconds = self.evaluated_at - began
+        self.evaluation_seconds = self.elapsed - began
         if not math.isfinite(evaluation.loss):
             raise UserError(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
-        self.state = replace(self.state, evaluated_step=step, last_loss=evaluation.loss)
+        self.state = replace(self.state, evaluated_at=self.elapsed, evaluated_step=step, last_loss=evaluation.loss)
         is_best = best is None or evaluation.loss < best
         if is_best:
             self.state = replace(self.state, best_step=step, best_loss=evaluation.loss)
