@@ -74,9 +74,7 @@ def run() -> None:
         if _debug:
             raise
         _fail(str(error))
-    except typer.Abort:
-        _leave("interrupted", INTERRUPTED)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         _leave("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
