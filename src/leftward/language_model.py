@@ -18,10 +18,12 @@ from leftward.formats.run import load_model
 from leftward.formats.tensors import DTYPES
 from leftward.generation.decode import Event, decode
 from leftward.generation.settings import Sampling
+from leftward.model.classifier import last_hidden
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
 _MOST_SAMPLES = 4096  # of a prompt: each has its place in the cache at once
+_EMBEDDED_AT_ONCE = 16_384  # tokens, padding included
 _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
 
 
@@ -94,17 +96,20 @@ class LanguageModel:
         return self.decoder.config
 
     @overload
-    def generate(
-        self, prompt: str, *, n: Literal[1] = 1, truncate: Literal["left"] | None = None, **sampling: Any
-    ) -> str: ...
+    def generate(self, prompt: str, *, n: Literal[1] = 1, **settings: Any) -> str: ...
 
     @overload
-    def generate(
-        self, prompt: str | Sequence[str], *, n: int = 1, truncate: Literal["left"] | None = None, **sampling: Any
-    ) -> list[str]: ...
+    def generate(self, prompt: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]: ...
 
     def generate(
-        self, prompt: str | Sequence[str], *, n: int = 1, truncate: Literal["left"] | None = None, **sampling: Any
+        self,
+        prompt: str | Sequence[str],
+        *,
+        n: int = 1,
+        truncate: Literal["left"] | None = None,
+        prefix_embeddings: Tensor | None = None,
+        prefix_lm: bool = False,
+        **sampling: Any,
     ) -> str | list[str]:
         """Continue `prompt`; the prompt is not part of the result.
 
@@ -112,6 +117,8 @@ class LanguageModel:
             prompt: one text, or several that are continued at once. An empty one begins a text.
             n: samples of each prompt.
             truncate: "left" drops the beginning of a prompt that is longer than the context.
+            prefix_embeddings: [P, d_model] vectors in front of every prompt, or [prompts, P, d_model] for each.
+            prefix_lm: those vectors and the prompt see each other whole, as in the training of a prefix-LM.
             sampling: the fields of `Sampling`: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
                 seed, stop.
 
@@ -124,7 +131,15 @@ class LanguageModel:
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         texts = [""] * (len(prompts) * n)
-        for event in self.events(prompts, Sampling.of(sampling), n=n, truncate=truncate):
+        events = self.events(
+            prompts,
+            Sampling.of(sampling),
+            n=n,
+            truncate=truncate,
+            prefix_embeddings=prefix_embeddings,
+            prefix_lm=prefix_lm,
+        )
+        for event in events:
             texts[event.row] += event.text
         return texts[0] if isinstance(prompt, str) and n == 1 else texts
 
@@ -134,7 +149,14 @@ class LanguageModel:
         return (event.text for event in events if event.text)
 
     def events(
-        self, prompts: Sequence[str], sampling: Sampling, *, n: int = 1, truncate: Literal["left"] | None = None
+        self,
+        prompts: Sequence[str],
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        truncate: Literal["left"] | None = None,
+        prefix_embeddings: Tensor | None = None,
+        prefix_lm: bool = False,
     ) -> Iterator[Event]:
         """The decoding itself: an event a token, with the reason where a sample ends.
 
@@ -145,9 +167,11 @@ class LanguageModel:
             raise UserError(f"n is {n!r}: it must be a whole number, at least 1 and at most {_MOST_SAMPLES}")
         if truncate not in (None, "left"):
             raise UserError(f"truncate is {truncate!r}: only 'left' is possible")
-        ids, samplings = [], []
-        for prompt in prompts:
+        vectors = _one_for_each(prefix_embeddings, len(prompts))
+        ids, before, samplings = [], [], []
+        for prompt, in_front in zip(prompts, vectors, strict=True):
             ids += [self._encode(prompt)] * n
+            before += [in_front] * n
             first = sampling.seeded()
             samplings += [first.seeded(i) for i in range(n)]
         return decode(
@@ -158,7 +182,35 @@ class LanguageModel:
             eos_ids=self.eos_ids,
             excluded=self._excluded,
             truncate=truncate,
+            prefix_embeddings=[vector for vector in before if vector is not None],
+            prefix_lm=prefix_lm,
         )
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """A vector a text: what the head reads at its last token, [texts, d_model]. In fp32, not normalised.
+
+        A text's vector does not depend on the others. Raises: UserError: a text that is empty or longer than the
+        context, or that the tokenizer can't write.
+        """
+        rows = [self._encode(text) for text in texts]
+        for text, ids in zip(texts, rows, strict=True):
+            if not 0 < len(ids) <= self.config.max_seq_len:
+                raise UserError(
+                    f"the text {text[:40]!r} has {len(ids)} tokens: it must have at least 1, and the model's context "
+                    f"is {self.config.max_seq_len}"
+                )
+        vectors = torch.empty(len(rows), self.config.d_model)
+        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # little padding in a batch
+        while by_length:
+            longest = len(rows[by_length[-1]])
+            size = max(1, _EMBEDDED_AT_ONCE // longest)
+            by_length, batch = by_length[:-size], by_length[-size:]
+            lengths = [len(rows[i]) for i in batch]
+            padded = torch.tensor([rows[i] + [0] * (longest - len(rows[i])) for i in batch])
+            with torch.inference_mode():
+                last = last_hidden(self.decoder, padded.to(self.decoder.embed.weight.device), lengths)
+            vectors[batch] = last.float().cpu()
+        return vectors
 
     def score(self, text: str) -> Score:
         """How likely the model finds `text` from its beginning on.
@@ -202,7 +254,7 @@ class LanguageModel:
             hidden = self.decoder.hidden(inputs[None, start:end])[0, done - start :]  # [T, D]
             parts = zip(hidden.split(_SCORED_AT_ONCE), targets[done:end].split(_SCORED_AT_ONCE), strict=True)
             for part, wanted in parts:
-                distribution = self.decoder.head(part).float().log_softmax(dim=-1)  # [T, V]
+                distribution = self.decoder.logits(part).float().log_softmax(dim=-1)  # [T, V]
                 logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
         return logprobs
 
@@ -223,3 +275,16 @@ class LanguageModel:
         except UserError:
             return False
         return True
+
+
+def _one_for_each(vectors: Tensor | None, n_prompts: int) -> list[Tensor | None]:
+    if vectors is None:
+        return [None] * n_prompts
+    if vectors.ndim == 2:
+        return [vectors] * n_prompts
+    if vectors.ndim != 3 or len(vectors) != n_prompts:
+        raise UserError(
+            f"prefix_embeddings have the shape {list(vectors.shape)}: it must be [P, d_model], or "
+            f"[{n_prompts}, P, d_model] for {n_prompts} prompts"
+        )
+    return list(vectors)

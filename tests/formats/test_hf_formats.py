@@ -24,21 +24,21 @@ GPT2: dict[str, Any] = {
     "positions": "learned",
     "norm": "layernorm",
     "norm_eps": 1e-5,
-    "qk_norm": False,
+    "qk_norm": "none",
     "qkv_bias": True,
     "attn_out_bias": True,
     "ff_bias": True,
     "feed_forward": "gelu_tanh",
 }
-STARCODER2: dict[str, Any] = {**SMALL, "norm": "layernorm", "qk_norm": False, "feed_forward": "gelu_tanh"}
+STARCODER2: dict[str, Any] = {**SMALL, "norm": "layernorm", "qk_norm": "none", "feed_forward": "gelu_tanh"}
 EVERY_BIAS = {"qkv_bias": True, "attn_out_bias": True, "ff_bias": True}
 CASES = [
     ("qwen3", {**SMALL}),
     ("qwen3", {**SMALL, "n_kv_heads": 2, "head_dim": 24, "tie_embeddings": False, "rope_base": 1e6}),
     ("qwen3", {**SMALL, "n_kv_heads": 1, "qkv_bias": True, "attn_out_bias": True, "dropout": 0.1, "norm_eps": 1e-5}),
-    ("llama", {**SMALL, "qk_norm": False, "n_kv_heads": 2}),
-    ("llama", {**SMALL, "qk_norm": False, **EVERY_BIAS, "head_dim": 16, "tie_embeddings": False, "dropout": 0.2}),
-    ("llama", {**SMALL, "qk_norm": False, "ff_bias": True, "d_ff": 40}),
+    ("llama", {**SMALL, "qk_norm": "none", "n_kv_heads": 2}),
+    ("llama", {**SMALL, "qk_norm": "none", **EVERY_BIAS, "head_dim": 16, "tie_embeddings": False, "dropout": 0.2}),
+    ("llama", {**SMALL, "qk_norm": "none", "ff_bias": True, "d_ff": 40}),
     ("gpt2", GPT2),
     ("gpt2", {**GPT2, "feed_forward": "gelu", "d_ff": 56, "tie_embeddings": False, "dropout": 0.1}),
     ("gpt2", {**GPT2, "feed_forward": "relu2"}),
@@ -148,7 +148,7 @@ LLAMA_JSON = {
 
 def test_absent_keys_mean_what_the_class_means() -> None:
     config = config_from_hf({**LLAMA_JSON, "rope_scaling": None, "hidden_act": None, "unknown": [1, 2]})
-    assert config == Config(**SMALL, d_ff=64, qk_norm=False, tie_embeddings=False, norm_eps=1e-6)
+    assert config == Config(**SMALL, d_ff=64, qk_norm="none", tie_embeddings=False, norm_eps=1e-6)
     assert config_from_hf({**LLAMA_JSON, "rope_parameters": {"rope_type": "default", "rope_theta": 7}}).rope_base == 7
     qwen3 = {**LLAMA_JSON, "model_type": "qwen3", "sliding_window": 32}
     assert config_from_hf(qwen3).head_dim == 128  # and the window is off unless use_sliding_window

@@ -68,14 +68,17 @@ class Scripted(Decoder):
         self.calls = 0
         self.eval()
 
-    def hidden(self, ids: torch.Tensor, cache: KVCache | None = None, lengths: Any = None) -> torch.Tensor:
+    def hidden(  # type: ignore[override]
+        self, ids: torch.Tensor, cache: KVCache | None = None, lengths: Any = None, **asked: Any
+    ) -> torch.Tensor:
         hidden = torch.zeros(*ids.shape, self.config.vocab_size)
         for row in range(ids.shape[0]):
             hidden[row, :, self.scripts[row][self.calls]] = 1.0
         self.calls += 1
         self.head = torch.nn.Identity()  # type: ignore[assignment]
         if cache is not None:
-            cache.advance(lengths or [ids.shape[1]] * ids.shape[0])
+            cache.begin(ids.shape[1], lengths or [ids.shape[1]] * ids.shape[0])
+            cache.advance()
         return hidden
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from leftward.config import Config
 
@@ -40,6 +41,11 @@ class Op(NamedTuple):
 SAME = Op(lambda config, tensor: [tensor], lambda config, tensors: tensors[0])
 # GPT-2's Conv1D keeps [in, out]. A bias has one axis, which `t` leaves alone.
 TRANSPOSED = Op(lambda config, tensor: [tensor.t()], lambda config, tensors: tensors[0].t())
+# The rows that pad a vocabulary are zeros of ours, and nobody else's.
+VOCABULARY = Op(
+    lambda config, tensor: [tensor[: config.vocab_size]],
+    lambda config, tensors: F.pad(tensors[0], (0, 0, 0, config.padded_vocab_size - config.vocab_size)),
+)
 QKV_APART = Op(
     lambda config, tensor: list(
         tensor.split([n * config.head_dim for n in (config.n_heads, config.n_kv_heads, config.n_kv_heads)])

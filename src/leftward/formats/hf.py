@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leftward.config import Config
+from leftward.config import Config, ConfigError
 from leftward.errors import UserError
 from leftward.formats.families import FAMILIES, LEFTWARD
-from leftward.formats.family import Family, Op
+from leftward.formats.family import SAME, Family, Op
 from leftward.model.decoder import Decoder
 
 OWN_KEY = "leftward"
 """The key of config.json for what the class has no key for; transformers keeps it and looks no further."""
-_NEUTRAL_FIELDS = {"dropout"}  # the fields that may stand there: they change nothing of what a finished model says
+_NEUTRAL_FIELDS = ("dropout", "vocab_multiple")
+"""The fields that may stand there: they change nothing of what a finished model says."""
 
 
 def family_of(config: Config) -> str | None:
@@ -67,6 +68,8 @@ def config_from_hf(config_json: Mapping[str, Any]) -> Config:
         raise UserError("no model_type is given, so this describes no model")
     family = _table_named(config_json["model_type"])
     given = {key: value for key, value in config_json.items() if value is not None}
+    if family is LEFTWARD:
+        return Config.from_dict({key: given[key] for key in Config.__dataclass_fields__ if key in given})
     for setting in family.settings:
         if isinstance(given.get(setting.theirs), list | dict):
             raise UserError(f"{setting.theirs} is {given[setting.theirs]!r}: it must be one value")
@@ -123,13 +126,19 @@ def _table_named(model_type: Any) -> Family:
 
 
 def _expresses(family: Family, config: Config) -> bool:
-    if any(getattr(config, name) != value for name, value in family.fixed.items()):
-        return False
+    """Whether what the class can say, and the defaults for all that it can't, is this Config."""
+    if family is LEFTWARD:
+        return True
+    said = {name: getattr(config, name) for name in _NEUTRAL_FIELDS}
     for setting in family.settings:
         values = {getattr(config, name) for name in setting.fields}
         if len(values) > 1 or (setting.values is not None and not values <= set(setting.values.values())):
             return False
-    return family.suits(config)
+        said.update(dict.fromkeys(setting.fields, values.pop()))
+    try:
+        return Config(**{**said, **family.fixed}) == config and family.suits(config)
+    except ConfigError:
+        return False
 
 
 def _write_config(family: Family, config: Config, dtype: torch.dtype) -> dict[str, Any]:
@@ -141,6 +150,8 @@ def _write_config(family: Family, config: Config, dtype: torch.dtype) -> dict[st
         "eos_token_id": None,
         "pad_token_id": None,
     }
+    if family is LEFTWARD:
+        config_json |= config.to_dict()
     for setting in family.settings:
         value = getattr(config, setting.fields[0])
         if setting.values is not None:
@@ -154,7 +165,7 @@ def _write_config(family: Family, config: Config, dtype: torch.dtype) -> dict[st
     config_json |= {"torch_dtype": name, "dtype": name}  # the name in transformers 4, and in 5
     if (back := config_from_hf(config_json)) != config:
         unsaid = {key: value for key, value in config.to_dict().items() if getattr(back, key) != value}
-        assert unsaid.keys() <= _NEUTRAL_FIELDS, f"the table of {family.model_type} loses {unsaid}"
+        assert unsaid.keys() <= set(_NEUTRAL_FIELDS), f"the table of {family.model_type} loses {unsaid}"
         config_json[OWN_KEY] = unsaid
     return config_json
 
@@ -202,6 +213,9 @@ def _pairs(family: Family, names: Iterable[str]) -> Iterator[tuple[str, list[str
     """Each of our tensor names with theirs and what is done on the way."""
     rows = {row.ours: row for row in family.rows}
     for name in names:
+        if family is LEFTWARD:
+            yield name, [name], SAME
+            continue
         module, _, kind = name.rpartition(".")
         layer = re.search(r"\.(\d+)\.", module)
         row = rows[module if layer is None else module.replace(layer[0], ".{i}.", 1)]
@@ -231,7 +245,8 @@ def _under_full_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str
 
 def _without_tied_head(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Some files hold a tied head twice; one that differs from the embedding is not tied."""
-    names = {row.ours: f"{row.theirs[0]}.weight" for row in family.rows}
+    names = {"head": "head.weight", "embed": "embed.weight"}  # LEFTWARD's
+    names |= {row.ours: f"{row.theirs[0]}.weight" for row in family.rows}
     head, embed = tensors.get(names["head"]), tensors.get(names["embed"])
     if head is None or embed is None:
         return tensors

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leftward.config import Config
 from leftward.errors import UserError
 from leftward.generation.sampling import choose
 from leftward.generation.settings import Sampling
@@ -48,6 +49,8 @@ def decode(
     eos_ids: Collection[int] = (),
     excluded: Tensor | None = None,
     truncate: Literal["left"] | None = None,
+    prefix_embeddings: Sequence[Tensor] | None = None,
+    prefix_lm: bool = False,
 ) -> Iterator[Event]:
     """Continue each prompt. Every row ends with one event that has a finish reason.
 
@@ -58,6 +61,8 @@ def decode(
         eos_ids: tokens that end a sequence; they are not shown.
         excluded: [V], True for ids that must not be chosen.
         truncate: "left" drops the beginning of a prompt that is longer than the context.
+        prefix_embeddings: for each prompt [P, d_model], put in front of it; P is the same for all.
+        prefix_lm: what is in front and the prompt see each other whole, as in the training of a prefix-LM.
 
     Raises:
         UserError: a prompt is empty, too long or holds unknown ids (before anything is computed), or the model is
@@ -65,7 +70,8 @@ def decode(
     """
     if decoder.training:
         raise ValueError("the decoder is in training mode: call decoder.eval() first")
-    longest = decoder.config.max_seq_len
+    vectors: Sequence[Tensor | None] = prefix_embeddings or [None] * len(prompts)
+    longest = decoder.config.max_seq_len - _check_vectors(vectors, decoder.config)
     prompts = [
         _fitting(prompt, sampling.max_tokens, longest, truncate)
         for prompt, sampling in zip(prompts, samplings, strict=True)
@@ -73,10 +79,10 @@ def decode(
     for prompt in prompts:
         _check_ids(prompt, decoder.config.vocab_size)
     rows = [
-        _Row(number, prompt, sampling, longest - len(prompt), tokenizer)
-        for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+        _Row(number, prompt, before, sampling, longest - len(prompt), tokenizer)
+        for number, (prompt, before, sampling) in enumerate(zip(prompts, vectors, samplings, strict=True))
     ]
-    return _run(decoder, rows, frozenset(eos_ids), excluded)
+    return _run(decoder, rows, frozenset(eos_ids), excluded, prefix_lm)
 
 
 class StopScanner:
@@ -113,9 +119,17 @@ class StopScanner:
 class _Row:
     """One sequence on its way: what it may still do, its random numbers, and the text that is not shown yet."""
 
-    def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, room: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        before: Tensor | None,
+        sampling: Sampling,
+        room: int,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.number = number
-        self.prompt = prompt
+        self.prompt, self.before = prompt, before
         self.sampling = sampling
         self.random = random.Random(sampling.seeded().seed)
         self.left = min(sampling.max_tokens, room)  # tokens
@@ -164,14 +178,32 @@ def _check_ids(prompt: Sequence[int], vocab_size: int) -> None:
         raise UserError(f"token id {wrong} is not in the model's vocabulary of {vocab_size} (ids from 0)")
 
 
-def _run(decoder: Decoder, rows: list[_Row], eos_ids: frozenset[int], excluded: Tensor | None) -> Iterator[Event]:
+def _check_vectors(vectors: Sequence[Tensor | None], config: Config) -> int:
+    """How many there are in front of each prompt."""
+    shapes = {None if v is None else tuple(v.shape) for v in vectors}
+    if shapes <= {None}:
+        return 0
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or shape is None or len(shape) != 2 or shape[1] != config.d_model:
+        raise UserError(
+            f"prefix_embeddings have shapes {sorted(map(str, shapes))}: every prompt needs the same number of vectors "
+            f"of {config.d_model}, as [P, {config.d_model}]"
+        )
+    if shape[0] >= config.max_seq_len:
+        raise UserError(f"{shape[0]} prefix_embeddings leave no room in the model's context of {config.max_seq_len}")
+    return shape[0]
+
+
+def _run(
+    decoder: Decoder, rows: list[_Row], eos_ids: frozenset[int], excluded: Tensor | None, prefix_lm: bool
+) -> Iterator[Event]:
     for row in rows:
         if row.left == 0:
             yield Event(row.number, None, "", row.end)
     rows = [row for row in rows if row.left]
     if not rows:
         return
-    cache, logits = _prefill(decoder, rows)
+    cache, logits = _prefill(decoder, rows, prefix_lm)
     excluded = None if excluded is None else excluded.to(logits.device)
     seen = _seen_tokens(rows, logits)
     groups = _group(rows)
@@ -195,23 +227,31 @@ def _run(decoder: Decoder, rows: list[_Row], eos_ids: frozenset[int], excluded: 
 
 
 @torch.inference_mode()
-def _prefill(decoder: Decoder, rows: list[_Row]) -> tuple[KVCache, Tensor]:
+def _prefill(decoder: Decoder, rows: list[_Row], prefix_lm: bool) -> tuple[KVCache, Tensor]:
     """Read the prompts, each different one once. Gives the cache and the next token's logits, [B, V]."""
     device, dtype = decoder.embed.weight.device, decoder.embed.weight.dtype
-    different = list(dict.fromkeys(tuple(row.prompt) for row in rows))
-    lengths = [len(prompt) for prompt in different]
+    keys = [(tuple(row.prompt), id(row.before)) for row in rows]
+    different = dict(zip(keys, rows, strict=True))
+    prompts = [row.prompt for row in different.values()]
+    vectors = [row.before.to(device) for row in different.values() if row.before is not None]
+    before = torch.stack(vectors) if vectors else None
+    n_before = 0 if before is None else before.shape[1]
+    lengths = [n_before + len(prompt) for prompt in prompts]
     # The last token that is generated need not be read.
-    capacity = max(len(row.prompt) + row.left - 1 for row in rows)
-    cache = KVCache(decoder.config, len(different), capacity, dtype, device)
-    ids = torch.zeros(len(different), max(lengths), dtype=torch.long)
-    for i, prompt in enumerate(different):
+    capacity = max(n_before + len(row.prompt) + row.left - 1 for row in rows)
+    cache = KVCache(decoder.config, len(different), capacity, dtype, device, rewindable=0)
+    ids = torch.zeros(len(different), max(map(len, prompts)), dtype=torch.long)
+    for i, prompt in enumerate(prompts):
         ids[i, : len(prompt)] = torch.tensor(prompt)
-    hidden = decoder.hidden(ids.to(device), cache, lengths)  # [B, T, D]
+    prefix_lengths = lengths if prefix_lm else None
+    hidden = decoder.hidden(
+        ids.to(device), cache, lengths, prefix_lengths=prefix_lengths, prefix_embeddings=before
+    )  # [B, P + T, D]
     last = hidden[range(len(different)), [length - 1 for length in lengths]]
-    logits = decoder.head(last)
+    logits = decoder.logits(last)
     if len(different) < len(rows):
-        place = {prompt: i for i, prompt in enumerate(different)}
-        places = [place[tuple(row.prompt)] for row in rows]
+        place = {key: i for i, key in enumerate(different)}
+        places = [place[key] for key in keys]
         cache, logits = cache.fork(places), logits[places]
     return cache, logits
 

@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped heads, and the one place that calls an attention kernel."""
+"""Self-attention with grouped heads, and the one place that calls an attention kernel."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from leftward.model.masks import Mask
 from leftward.model.norms import RMSNorm, rms_norm
 from leftward.model.positions import Angles, rotate
 
+_SCORES_AT_ONCE = 1 << 24  # where the kernel can't do without a mask as a tensor: queries × keys × heads × rows
+
 
 class Attention(nn.Module):
-    """softmax(q kᵀ / √head_dim + mask) v; each key and value serves n_heads / n_kv_heads queries."""
+    """softmax(scale · q kᵀ + mask) v; each key and value serves n_heads / n_kv_heads queries."""
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        self.dropout = config.dropout
+        self.scale, self.softcap, self.dropout = config.attn_scale, config.attn_softcap, config.dropout
         heads = config.n_heads + 2 * config.n_kv_heads  # the rows of `qkv`: all queries, then all keys, then all values
         self.qkv = nn.Linear(config.d_model, heads * config.head_dim, bias=config.qkv_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.norms_whole = config.qk_norm == "whole"
+        has_norm, eps, kind = config.qk_norm != "none", config.norm_eps, config.norm_weight
+        q_width, k_width = (config.n_heads, config.n_kv_heads) if self.norms_whole else (1, 1)
+        self.q_norm = RMSNorm(q_width * config.head_dim, eps, kind) if has_norm else None
+        self.k_norm = RMSNorm(k_width * config.head_dim, eps, kind) if has_norm else None
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.attn_sinks else None
         self.o = nn.Linear(config.n_heads * config.head_dim, config.d_model, bias=config.attn_out_bias)
 
     def forward(
@@ -33,42 +39,137 @@ class Attention(nn.Module):
         # Queries and keys get the same norm and rotation, so they go through both as one tensor.
         n_qk = self.n_heads + self.n_kv_heads
         qk, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split((n_qk, self.n_kv_heads), dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            weights = [self.q_norm.weight.expand(self.n_heads, -1), self.k_norm.weight.expand(self.n_kv_heads, -1)]
-            qk = rms_norm(qk, torch.cat(weights), self.q_norm.eps)
+        qk = self._normalised(qk)
         if angles is not None:
             qk = rotate(qk, angles)
         q, k = qk.transpose(1, 2).split((self.n_heads, self.n_kv_heads), dim=1)  # [B, heads, T, head_dim]
         v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
-        mixed = attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0)
+        mixed = attend(
+            q,
+            k,
+            v,
+            mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            dropout=self.dropout if self.training else 0.0,
+        )
         return self.o(mixed.transpose(1, 2).flatten(2))
 
+    def _normalised(self, qk: Tensor) -> Tensor:  # [B, T, n_heads + n_kv_heads, head_dim]
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        if self.norms_whole:
+            q, k = qk.split((self.n_heads, self.n_kv_heads), dim=2)
+            normed = torch.cat((self.q_norm(q.flatten(2)), self.k_norm(k.flatten(2))), dim=2)
+            return normed.unflatten(2, (-1, self.head_dim))
+        factor = None
+        if self.q_norm.factor is not None and self.k_norm.factor is not None:
+            factors = (self.q_norm.factor.expand(self.n_heads, -1), self.k_norm.factor.expand(self.n_kv_heads, -1))
+            factor = torch.cat(factors)
+        return rms_norm(qk, factor, self.q_norm.eps)
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-    """Attention of queries [B, n_heads, T, head_dim] over keys and values [B, n_kv_heads, S, head_dim]."""
-    if _explicit_is_faster(q, mask):
-        return _attend_explicitly(q, k, v, dropout)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask.dense, is_causal=mask.is_causal, dropout_p=dropout, enable_gqa=q.shape[1] != k.shape[1]
-    )
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of queries [B, n_heads, T, head_dim] over keys and values [B, n_kv_heads, S, head_dim].
+
+    Args:
+        sinks: [n_heads] logits.
+    """
+    is_plain = mask.slopes is None and softcap is None and sinks is None
+    if is_plain and mask.shortcut is not None:
+        if _batched_products_are_faster(q, mask):
+            return _attend_by_batched_products(q, k, v, scale, dropout)
+        is_causal = mask.shortcut == "causal"
+        is_grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=is_grouped
+        )
+    blocks = []
+    for start, stop in _query_blocks(q, k, mask):
+        rows, columns = slice(start, stop), mask.columns(start, stop)
+        part = (q[:, :, rows], k[:, :, columns], v[:, :, columns])
+        bias = None if mask.slopes is None else mask.bias(rows, columns)
+        blocks.append(_attend_masked(*part, mask.visible(rows, columns), bias, scale, softcap, sinks, dropout))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _explicit_is_faster(q: Tensor, mask: Mask) -> bool:
+def _query_blocks(q: Tensor, k: Tensor, mask: Mask) -> list[tuple[int, int]]:
+    """Queries that are worked on together, as (start, stop): never more scores than `_SCORES_AT_ONCE`, and in local
+    layers few that no query of the block can see."""
+    batch, heads, n_queries, _ = q.shape
+    n_keys = k.shape[2]
+    block = n_queries
+    if mask.window is not None and mask.offset is not None and n_queries > 512:
+        block = max(256, mask.window)
+        n_keys = min(n_keys, block + 2 * mask.window)
+    block = max(1, min(block, _SCORES_AT_ONCE // (batch * heads * n_keys)))
+    return [(start, min(start + block, n_queries)) for start in range(0, n_queries, block)] or [(0, 0)]
+
+
+def _attend_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """With the mask as a tensor [B or 1, 1, t, s], and what PyTorch's kernel lacks written out."""
+    if softcap is None and sinks is None and (bias is None or q.dtype == torch.float32):
+        allowed = visible if bias is None else bias.masked_fill(~visible, -torch.inf)
+        is_grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=is_grouped
+        )
+    k, v = _for_each_head(q, k, v)
+    scores = (q @ k.mT).float() * scale  # [B, H, t, s]
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        column = sinks.float()[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
+        weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return F.dropout(weights.to(v.dtype), dropout) @ v
+
+
+def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, n_heads, S, head_dim], those of a group repeated."""
+    group = q.shape[1] // k.shape[1]
+    return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+
+
+def _batched_products_are_faster(q: Tensor, mask: Mask) -> bool:
     """In bf16 training on a CPU the gradient of PyTorch's fused kernel takes 7 times as long as two batched products
     at T = 64, twice at T = 256; beyond that the T × T scores would cost too much memory."""
     trains = torch.is_grad_enabled() and q.requires_grad and q.device.type == "cpu" and q.dtype == torch.bfloat16
-    return trains and mask.is_causal and q.shape[2] <= 512
+    return trains and mask.shortcut == "causal" and q.shape[2] <= 512
 
 
-def _attend_explicitly(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def _attend_by_batched_products(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float) -> Tensor:
     batch, heads, length, head_dim = q.shape
-    if k.shape[1] != heads:
-        k = k.repeat_interleave(heads // k.shape[1], dim=1)
-        v = v.repeat_interleave(heads // v.shape[1], dim=1)
+    k, v = _for_each_head(q, k, v)
     q, k, v = (t.reshape(batch * heads, length, head_dim) for t in (q, k, v))
     future = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    scores = torch.baddbmm(future.expand(batch * heads, -1, -1), q, k.transpose(1, 2), alpha=head_dim**-0.5)
+    scores = torch.baddbmm(future.expand(batch * heads, -1, -1), q, k.transpose(1, 2), alpha=scale)
     weights = F.dropout(scores.softmax(dim=-1), dropout)
     return torch.bmm(weights, v).view(batch, heads, length, head_dim)

@@ -7,27 +7,52 @@ from torch import Tensor, nn
 from leftward.config import Config
 from leftward.model.attention import Attention
 from leftward.model.cache import KVCache
+from leftward.model.experts import Experts
 from leftward.model.feedforward import FeedForward
 from leftward.model.masks import Mask
 from leftward.model.norms import make_norm
 from leftward.model.positions import Angles
 
+# Which norms a block has. Before the sublayers, behind them, and after their sum.
+_BEFORE = ("pre", "sandwich", "parallel", "parallel_shared")
+_BEHIND = ("sandwich", "output")
+_AFTER = ("post",)
+
 
 class Block(nn.Module):
-    """x ← x + attention(norm(x)), then x ← x + feed_forward(norm(x)): pre-norm (Xiong et al. 2020,
-    arXiv 2002.04745).
-    """
+    """x ← x + attention(…), then x ← x + feed_forward(…), or both at once; the norms are where `Config.block` says."""
 
     def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
-        self.attn_norm = make_norm(config)
+        self.kind = config.block
+
+        def norm_if(kinds: tuple[str, ...]) -> nn.Module | None:
+            return make_norm(config) if config.block in kinds else None
+
+        self.attn_norm = norm_if((*_BEFORE, *_AFTER))
         self.attn = Attention(config, layer)
-        self.ff_norm = make_norm(config)
-        self.ff = FeedForward(config)
+        self.attn_out_norm = norm_if(_BEHIND)
+        self.ff_norm = None if config.block == "parallel_shared" else norm_if((*_BEFORE, *_AFTER))
+        self.ff = Experts(config) if config.n_experts else FeedForward(config, config.d_ff)
+        self.ff_out_norm = norm_if(_BEHIND)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, mask: Mask, angles: Angles | None = None, cache: KVCache | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
-        x = x + self.dropout(self.attn(self.attn_norm(x), mask, angles, cache))
-        return x + self.dropout(self.ff(self.ff_norm(x)))
+        if self.kind in ("parallel", "parallel_shared"):
+            normed = _apply(self.attn_norm, x)
+            mixed = self.attn(normed, mask, angles, cache)
+            worked = self.ff(normed if self.ff_norm is None else self.ff_norm(x))
+            return x + self.dropout(mixed) + self.dropout(worked)
+        if self.kind == "post":
+            x = _apply(self.attn_norm, x + self.dropout(self.attn(x, mask, angles, cache)))
+            return _apply(self.ff_norm, x + self.dropout(self.ff(x)))
+        mixed = self.attn(_apply(self.attn_norm, x), mask, angles, cache)
+        x = x + self.dropout(_apply(self.attn_out_norm, mixed))
+        worked = self.ff(_apply(self.ff_norm, x))
+        return x + self.dropout(_apply(self.ff_out_norm, worked))
+
+
+def _apply(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)

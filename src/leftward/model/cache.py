@@ -1,9 +1,12 @@
 """The KV cache: keys and values of the tokens already seen, so that each new token costs one short pass.
 
-Preallocated. Each row has its own length, and a token's slot is its position; see masks.py for why that is enough.
+Preallocated, with a length for each row. In a global layer a token's slot is its place in the sequence. In a local
+layer the slots are a ring: a new token takes that of one which has left the window, so that memory is bounded by it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,12 +14,25 @@ from torch import Tensor
 from leftward.config import Config
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the keys that `append` returns come from; as in `Mask`."""
+
+    keys: Tensor
+    """[B or 1, S]: the place of each key; −1 where there is none."""
+    offset: int | None
+    all_seen: bool = False
+    """Every key is real, and in the past and the window of every query."""
+
+
 class KVCache:
-    """2 · n_layers · n_kv_heads · head_dim numbers a token and row.
+    """2 · n_kv_heads · head_dim numbers a slot and row, in each layer.
 
     Args:
         batch: rows.
         capacity: tokens that a row can hold.
+        rewindable: how many of a row's last tokens can be taken back where a window has rolled. That many slots more
+            than the window are kept.
     """
 
     def __init__(
@@ -26,52 +42,162 @@ class KVCache:
         capacity: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        rewindable: int = 16,
     ) -> None:
-        shape = (config.n_layers, batch, config.n_kv_heads, capacity, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.capacity = capacity
+        self.window = config.window
+        ring = capacity if config.window is None else min(capacity, config.window + rewindable)
+        slots = [ring if config.is_local(layer) else capacity for layer in range(config.n_layers)]
+        shapes = [(batch, config.n_kv_heads, n, config.head_dim) for n in slots]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.lengths = [0] * batch  # tokens held, a row
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[3]
+        self.documents: Tensor | None = None
+        """[batch, capacity]: the number of each place's document, where there are several."""
+        self._ring = ring
+        self._longest = [0] * batch  # that each row has been, which says what its rings have overwritten
+        self._n_new, self._counts = 0, [0] * batch
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.keys + self.values)
+
+    def begin(self, n_new: int, counts: list[int]) -> None:
+        """Announce a forward pass over `n_new` tokens, of which `counts[row]` are real and the rest is padding.
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        needed = max(length + count for length, count in zip(self.lengths, counts, strict=True))
+        if needed > self.capacity:
+            raise ValueError(f"the KV cache holds {self.capacity} tokens a row; {needed} are needed")
+        self._n_new, self._counts = n_new, counts
+
+    def layout(self, local: bool) -> Layout:
+        """What `append` will return in layers of this kind."""
+        device = self.keys[0].device
+        if not any(self.lengths):
+            return Layout(torch.arange(self._n_new, device=device)[None], offset=0)
+        equal = self._rows_are_equal()
+        if not (local and self._rolls):
+            end = self._end
+            last = self.lengths[0] + self._n_new
+            fits = self.window is None or not local or end <= self.window
+            return Layout(
+                torch.arange(end, device=device)[None],
+                offset=self.lengths[0] if equal and end == last else None,
+                all_seen=equal and self._n_new == 1 and end == last and fits,
+            )
+        assert self.window is not None
+        lengths = torch.tensor(self.lengths[:1] if equal else self.lengths, device=device)[:, None]
+        if self._is_one_each:
+            slots = torch.arange(min(self._ring, self._end), device=device)
+            places = lengths - (lengths - slots) % self._ring  # the newest place that each slot has held
+            places = torch.where(places >= 0, places, -1)
+            return Layout(places, offset=None, all_seen=equal and len(slots) <= self.window)
+        before = lengths - (self.window - 1) + torch.arange(self.window - 1, device=device)
+        new = lengths + torch.arange(self._n_new, device=device)
+        return Layout(torch.cat((before.clamp(min=-1), new), dim=1), offset=self.window - 1)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [B, n_kv_heads, T, head_dim] behind each row's length.
+        """Write the real ones of [B, n_kv_heads, T, head_dim] behind each row's length.
 
-        Returns all that `layer` now holds: [B, n_kv_heads, S, head_dim] with S = max(lengths) + T. The lengths move
-        once a forward pass, in `advance`.
+        Returns the keys and values that the new tokens' queries may see, in the order that `layout` says:
+        [B, n_kv_heads, S, head_dim]. The lengths move once a forward pass, in `advance`.
         """
-        n_new = keys.shape[2]
-        end = max(self.lengths) + n_new
-        if end > self.capacity:
-            raise ValueError(f"the KV cache holds {self.capacity} tokens a row; {end} are needed")
-        for held, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            if len(set(self.lengths)) == 1:
-                held[:, :, end - n_new : end] = new
-            else:
-                for row, start in enumerate(self.lengths):
-                    held[row, :, start : start + n_new] = new[row]
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        held = (self.keys[layer], self.values[layer])
+        if not any(self.lengths):
+            seen = (keys, values)
+            self._write(held, (keys, values))
+        elif held[0].shape[2] == self.capacity:
+            self._write(held, (keys, values))
+            seen = (held[0][:, :, : self._end], held[1][:, :, : self._end])
+        elif self._is_one_each:
+            self._write(held, (keys, values))
+            n = min(self._ring, self._end)
+            seen = (held[0][:, :, :n], held[1][:, :, :n])
+        else:  # what is overwritten now may still be seen by the first of the new queries
+            seen = (self._behind_window(held[0], keys), self._behind_window(held[1], values))
+            self._write(held, (keys, values))
+        return seen
 
-    def advance(self, counts: list[int]) -> None:
-        """Count the tokens just written: `counts[row]` of them are real, the rest was padding."""
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+    def advance(self) -> None:
+        """Count the tokens that the forward pass has written."""
+        self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
+        self._longest = list(map(max, self._longest, self.lengths))
 
     def rewind(self, lengths: list[int]) -> None:
-        """Forget each row's tokens beyond its new length."""
+        """Forget each row's tokens beyond its new length.
+
+        Raises:
+            ValueError: a row is shorter than that, or its window has rolled too far to get back what it held then.
+        """
         if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
             raise ValueError(f"cannot rewind rows of {self.lengths} tokens to {lengths}")
+        if self._rolls:
+            assert self.window is not None
+            for new, longest in zip(lengths, self._longest, strict=True):
+                oldest = max(0, longest - self._ring)
+                if new and max(0, new - self.window + 1) < oldest:
+                    raise ValueError(
+                        f"cannot rewind a row of {longest} tokens to {new}: its window of {self.window} has rolled on, "
+                        f"and {self._ring - self.window} tokens can be taken back (rewindable)"
+                    )
         self.lengths = list(lengths)
+        self._longest = [longest if new else 0 for new, longest in zip(lengths, self._longest, strict=True)]
 
     def fork(self, rows: list[int]) -> KVCache:
         """A cache whose row i starts as a copy of this one's row rows[i]; the two share nothing."""
         child = object.__new__(KVCache)
-        child.keys = self.keys[:, rows]  # a list as index copies
-        child.values = self.values[:, rows]
+        child.__dict__.update(self.__dict__)
+        child.keys = [keys[rows] for keys in self.keys]  # a list as index copies
+        child.values = [values[rows] for values in self.values]
+        child.documents = None if self.documents is None else self.documents[rows]
         child.lengths = [self.lengths[row] for row in rows]
+        child._longest = [self._longest[row] for row in rows]
+        child._counts = [0] * len(rows)
         return child
+
+    @property
+    def _rolls(self) -> bool:
+        return self._ring < self.capacity
+
+    @property
+    def _end(self) -> int:
+        """The largest length after this pass."""
+        return max(length + count for length, count in zip(self.lengths, self._counts, strict=True))
+
+    @property
+    def _is_one_each(self) -> bool:
+        return self._n_new == 1 and min(self._counts) == 1
+
+    def _rows_are_equal(self) -> bool:
+        return len(set(zip(self.lengths, self._counts, strict=True))) == 1
+
+    def _write(self, held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
+        n_slots, device = held[0].shape[2], held[0].device
+        if self._is_one_each and not self._rows_are_equal():
+            slots = torch.tensor([length % n_slots for length in self.lengths], device=device)
+            rows = torch.arange(len(slots), device=device)
+            for mine, theirs in zip(held, new, strict=True):
+                mine[rows, :, slots] = theirs[:, :, 0]
+            return
+        all_rows = self._rows_are_equal()
+        for row in [slice(None)] if all_rows else range(len(self.lengths)):
+            first = 0 if isinstance(row, slice) else row
+            length, count = self.lengths[first], self._counts[first]
+            start, kept = length % n_slots, min(count, n_slots)
+            for mine, theirs in zip(held, new, strict=True):
+                if count <= n_slots - start:
+                    mine[row, ..., start : start + count, :] = theirs[row, ..., :count, :]
+                else:
+                    slots = torch.arange(length + count - kept, length + count, device=device) % n_slots
+                    mine[row].index_copy_(-2, slots, theirs[row, ..., count - kept : count, :])
+
+    def _behind_window(self, held: Tensor, new: Tensor) -> Tensor:
+        """The window − 1 tokens before each row's new ones, then these: [B, n_kv_heads, window − 1 + T, head_dim]."""
+        assert self.window is not None
+        lengths = torch.tensor(self.lengths, device=held.device)[:, None]
+        slots = (lengths - (self.window - 1) + torch.arange(self.window - 1, device=held.device)) % self._ring
+        before = held.gather(2, slots[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
+        return torch.cat((before, new), dim=2)

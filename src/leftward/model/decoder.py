@@ -5,15 +5,19 @@ This file is the place to start reading. Each part has a file of its own beside 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from leftward.config import Config
 from leftward.model.block import Block
-from leftward.model.cache import KVCache
-from leftward.model.masks import causal_mask
+from leftward.model.cache import KVCache, Layout
+from leftward.model.experts import Experts
+from leftward.model.masks import Mask, document_positions
 from leftward.model.norms import make_norm
-from leftward.model.positions import rotary_angles
+from leftward.model.positions import Angles, alibi_slopes, rotary_angles, sinusoids
 
 
 class Decoder(nn.Module):
@@ -22,54 +26,130 @@ class Decoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        learned = config.positions == "learned"
-        self.position_embed = nn.Embedding(config.max_seq_len, config.d_model) if learned else None
+        self.embed = nn.Embedding(config.padded_vocab_size, config.d_model)
+        rows = config.max_seq_len + config.position_offset
+        self.position_embed = nn.Embedding(rows, config.d_model) if config.positions == "learned" else None
+        self.embed_norm = make_norm(config) if config.embed_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        self.norm = make_norm(config)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.norm = None if config.block == "post" else make_norm(config)
+        self.head = nn.Linear(config.d_model, config.padded_vocab_size, bias=config.head_bias)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         initialise(self)
 
-    def forward(self, ids: Tensor, cache: KVCache | None = None, lengths: list[int] | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        cache: KVCache | None = None,
+        lengths: list[int] | None = None,
+        *,
+        documents: Tensor | None = None,
+        prefix_lengths: list[int] | None = None,
+        prefix_embeddings: Tensor | None = None,
+    ) -> Tensor:
         """Logits of the token that follows each position.
 
         Args:
             ids: [B, T] integers.
             cache: continue behind the tokens that it holds, and add these.
-            lengths: with a cache, how many of the T ids of each row are real; the rest, at the right end, is padding.
+            lengths: how many of each row's positions are real; the rest, at the right end, is padding.
+            documents: [B, T], a number for the document of each token: tokens see their own document only, and
+                positions begin anew in each. Behind a cache that has documents, None goes on with each row's last.
+            prefix_lengths: how many positions at the beginning of each row see each other, whatever their order
+                (prefix-LM). They must be read in one pass; later ones need not say it again.
+            prefix_embeddings: [B, P, d_model], put in front of the tokens as they are.
 
         Returns:
-            logits [B, T, vocab_size]
+            logits [B, P + T, vocab_size]
 
         Raises:
             ValueError: a position beyond max_seq_len, or more tokens than the cache can hold.
         """
-        return self.head(self.hidden(ids, cache, lengths))
+        return self.logits(
+            self.hidden(
+                ids,
+                cache,
+                lengths,
+                documents=documents,
+                prefix_lengths=prefix_lengths,
+                prefix_embeddings=prefix_embeddings,
+            )
+        )
 
-    def hidden(self, ids: Tensor, cache: KVCache | None = None, lengths: list[int] | None = None) -> Tensor:
-        """What the head reads: the residual stream after the last norm, [B, T, D]. Arguments as in `forward`."""
-        batch, n_new = ids.shape
-        starts = cache.lengths if cache is not None else [0]
-        longest = max(starts) + n_new
-        if longest > self.config.max_seq_len:
-            raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {self.config.max_seq_len}")
-        positions = torch.tensor(starts, device=ids.device)[:, None] + torch.arange(n_new, device=ids.device)
+    def hidden(
+        self,
+        ids: Tensor,
+        cache: KVCache | None = None,
+        lengths: list[int] | None = None,
+        *,
+        documents: Tensor | None = None,
+        prefix_lengths: list[int] | None = None,
+        prefix_embeddings: Tensor | None = None,
+    ) -> Tensor:
+        """What the head reads: the residual stream after the last norm, [B, P + T, D]. Arguments as in `forward`."""
+        config = self.config
         x = self.embed(ids)  # [B, T, D]
-        angles = None
-        if self.position_embed is not None:
-            x = x + self.position_embed(positions)
-        else:
-            angles = rotary_angles(self.config, positions, x.dtype)
-        x = self.dropout(x)
-        mask = causal_mask(starts, n_new, ids.device)
-        for block in self.blocks:
-            x = block(x, mask, angles, cache)
+        if config.embed_scale != 1.0:
+            x = x * config.embed_scale
+        if prefix_embeddings is not None:
+            x = torch.cat((prefix_embeddings.to(x.dtype), x), dim=1)
+        batch, n_new, _ = x.shape
+        starts = cache.lengths if cache is not None else [0] * batch
+        counts = [n_new] * batch if lengths is None else lengths
+        if max(starts) + n_new > config.max_seq_len:
+            longest = max(starts) + n_new
+            raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {config.max_seq_len}")
         if cache is not None:
-            cache.advance(lengths or [n_new] * batch)
-        return self.norm(x)
+            cache.begin(n_new, counts)
+        rows = starts[:1] if len(set(starts)) == 1 else starts
+        places = torch.tensor(rows, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
+        documents = _all_documents(documents, cache, starts, n_new)
+        positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
+
+        if self.position_embed is not None:
+            x = x + self.position_embed(positions + config.position_offset)
+        elif config.positions == "sinusoidal":
+            x = x + sinusoids(positions, config.d_model).to(x.dtype)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        x = self.dropout(x)
+
+        masks: dict[tuple[bool, bool], Mask] = {}
+        angles: dict[tuple[bool, bool], Angles | None] = {}
+        for layer, block in enumerate(self.blocks):
+            kind = local, knows_positions = config.is_local(layer), config.knows_positions(layer)
+            if kind not in masks:
+                layout = Layout(places, offset=0) if cache is None else cache.layout(local)
+                mask = _mask(config, local, places, layout, starts, counts, documents, prefix_lengths)
+                if knows_positions and config.positions in ("alibi", "alibi_mpt"):
+                    slopes = alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt")
+                    mask = replace(mask, slopes=torch.tensor(slopes, device=x.device))
+                masks[kind] = mask
+                rotates = knows_positions and config.positions == "rotary"
+                angles[kind] = rotary_angles(config, positions, x.dtype, local) if rotates else None
+            x = block(x, masks[kind], angles[kind], cache)
+        if cache is not None:
+            cache.advance()
+        return x if self.norm is None else self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head: [..., D] → [..., vocab_size]. The rows that pad the vocabulary have none."""
+        config = self.config
+        logits = self.head(hidden)[..., : config.vocab_size]
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * (logits / config.logit_softcap).tanh()
+        return logits
+
+    def balance_loss(self) -> Tensor:
+        """How unevenly the last forward pass in training used its experts, a mean over layers: 1 where evenly,
+        n_experts where one expert has all. To be added to the loss, times a small coefficient."""
+        losses = [block.ff.balance_loss for block in self.blocks if isinstance(block.ff, Experts)]
+        if not losses or any(loss is None for loss in losses):
+            raise ValueError("no balance loss: the model has no experts, or has not run in training mode yet")
+        return torch.stack([loss for loss in losses if loss is not None]).mean()
 
     @property
     def n_parameters(self) -> int:
@@ -77,17 +157,92 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
+def _all_documents(documents: Tensor | None, cache: KVCache | None, starts: list[int], n_new: int) -> Tensor | None:
+    """The numbers of the documents of all places up to the last, [B, S], also kept in the cache; None: there is one."""
+    if cache is None:
+        return documents
+    if documents is None and cache.documents is None:
+        return None
+    device = cache.keys[0].device
+    if cache.documents is None:
+        cache.documents = torch.zeros(len(starts), cache.capacity + n_new, dtype=torch.int64, device=device)
+    short = max(starts) + n_new - cache.documents.shape[1]
+    if short > 0:  # padding may reach beyond what the cache has to hold
+        cache.documents = torch.nn.functional.pad(cache.documents, (0, short))
+    for row, start in enumerate(starts):
+        last = cache.documents[row, max(0, start - 1)].clone()
+        cache.documents[row, start : start + n_new] = last if documents is None else documents[row]
+    return cache.documents[:, : max(starts) + n_new]
+
+
+def _mask(
+    config: Config,
+    local: bool,
+    places: Tensor,
+    layout: Layout,
+    starts: list[int],
+    counts: list[int],
+    documents: Tensor | None,
+    prefix_lengths: list[int] | None,
+) -> Mask:
+    """Who sees whom in layers of one kind."""
+    n_new, device = places.shape[1], places.device
+    window = config.window if local else None
+    prefix = None
+    if prefix_lengths is not None:
+        for start, count, length in zip(starts, counts, prefix_lengths, strict=True):
+            if length > start and (start > 0 or length > count):
+                raise ValueError(f"a prefix of {length} must be read in one pass; this one reads {start} to {count}")
+        prefix = torch.tensor(prefix_lengths, device=device)[:, None]
+    of_documents = None
+    if documents is not None:
+        batch = documents.shape[0]
+        of_queries = documents.gather(1, places.expand(batch, -1))
+        of_documents = (of_queries, documents.gather(1, layout.keys.clamp(min=0).expand(batch, -1)))
+    ends = None
+    if not config.causal:
+        real = [start + count for start, count in zip(starts, counts, strict=True)]
+        ends = torch.tensor(real, device=device)[:, None]
+    shortcut: Literal["causal", "all"] | None = None
+    fits = window is None or max(starts) + n_new <= window
+    if documents is None and prefix is None:
+        if config.causal:
+            is_whole = layout.offset == 0 and fits
+            shortcut = "causal" if is_whole else "all" if layout.all_seen else None
+        elif fits and layout.offset == max(starts) and set(counts) == {n_new}:
+            shortcut = "all"
+    return Mask(
+        queries=places,
+        keys=layout.keys,
+        causal=config.causal,
+        window=window,
+        prefix_lengths=prefix,
+        documents=of_documents,
+        ends=ends,
+        offset=layout.offset,
+        shortcut=shortcut,
+    )
+
+
+@torch.no_grad()
 def initialise(decoder: Decoder) -> None:
     """Every weight drawn in one place.
 
     Matrices and embeddings: N(0, 0.02²) as in GPT-2. The two matrices of a block that write to the residual stream
-    start at zero, so that a fresh block is the identity (Zhang et al. 2019, arXiv 1901.09321; measured in
-    docs/log.md). Norms: weight 1, bias 0.
+    start at zero, so that a fresh block adds nothing (Zhang et al. 2019, arXiv 1901.09321; measured in docs/log.md),
+    but for blocks that put a norm behind them: the norm of nothing has no gradient worth the name. Norms multiply by 1
+    and add 0. Rows that pad the vocabulary are zero.
     """
+    config = decoder.config
+    zeroed: tuple[str, ...] = (".bias", ".sinks")
+    if config.block not in ("sandwich", "output"):
+        zeroed += (".o.weight", ".down.weight")
     for name, parameter in decoder.named_parameters():
-        if name.endswith((".bias", ".o.weight", ".down.weight")):
+        if name.endswith(zeroed) or ("norm" in name and config.norm_weight == "one_plus"):
             nn.init.zeros_(parameter)
         elif "norm" in name:
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=0.02)
+    for table in (decoder.embed.weight, decoder.head.weight):
+        table[config.vocab_size :] = 0

@@ -1,39 +1,102 @@
-"""Who may look at whom. A mask is data, and becomes a dense tensor only where no kernel can do without one.
+"""Who may look at whom. A mask is data: a few rules over places in the sequence, composed freely. It becomes a tensor
+only where no kernel can do without one, and then for a block of queries and the keys that these can reach.
 
-A key's slot in the cache is its position, so one rule covers prefill, decode, and rows of unequal length: the query
-at position p sees the keys at slots ≤ p. What lies beyond a row's length (padding, a rewound tail) is to its right,
-unseen.
+Rows of a batch are padded on the right, never on the left, so that what lies beyond a row's length is to the right of
+everything real. "The query at place p sees places ≤ p" then covers prefill, decode, chunks, and rows of unequal length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+_KEPT = 1 << 20  # elements of a mask that a layer leaves for the next
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Mask:
-    """The visible keys of a batch of queries.
+    """The keys that a batch of queries sees."""
 
-    is_causal: queries and keys are the same positions 0 … T−1, so the kernel's own causal rule is right. (With fewer
-        queries than keys PyTorch's rule would be aligned to the top left, which is wrong for a cached decode.)
-    dense: bool [B or 1, 1, T, S], True where the query sees the key; None with is_causal False: every key is seen.
-    """
+    queries: Tensor
+    """[B or 1, T]: the place of each query in its sequence."""
+    keys: Tensor
+    """[B or 1, S]: the place of each key; −1 where there is none."""
+    causal: bool = True
+    window: int | None = None
+    """Keys this far away, or further, are unseen."""
+    prefix_lengths: Tensor | None = None
+    """[B, 1]: places below it see each other, whatever their order (prefix-LM)."""
+    documents: tuple[Tensor, Tensor] | None = None
+    """Numbers of the queries' documents [B, T] and of the keys' [B, S]: only equal ones see each other."""
+    ends: Tensor | None = None
+    """[B, 1]: places from it on are padding, which only itself sees. Not needed where all that is right is unseen."""
+    slopes: Tensor | None = None
+    """[H]: ALiBi: a score falls by the head's slope a place of distance."""
+    offset: int | None = None
+    """Query i's own key is in column i + offset, and the columns are in the order of their places. None: not so."""
+    shortcut: Literal["causal", "all"] | None = None
+    """What the rules come to, where a kernel can apply it without a tensor: queries and keys are the same places and
+    each sees those up to its own; every key is seen."""
 
-    is_causal: bool
-    dense: Tensor | None = None
+    _made: dict[tuple[int, ...], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def visible(self, rows: slice, columns: slice) -> Tensor:
+        """bool [B or 1, 1, t, s]: True where the query sees the key."""
+        key = (rows.start, rows.stop, columns.start, columns.stop)
+        if key in self._made:
+            return self._made[key]
+        seen = self._visible(rows, columns)
+        if seen.numel() <= _KEPT:
+            self._made[key] = seen
+        return seen
+
+    @property
+    def _looks_ahead(self) -> bool:
+        return not self.causal or self.prefix_lengths is not None
+
+    def _visible(self, rows: slice, columns: slice) -> Tensor:
+        queries, keys = self.queries[:, rows, None], self.keys[:, None, columns]
+        seen = keys >= 0
+        if self.causal:
+            past = keys <= queries
+            seen = seen & (past if self.prefix_lengths is None else past | (keys < self.prefix_lengths[..., None]))
+        if self.ends is not None:
+            seen = seen & ((keys < self.ends[..., None]) | (keys == queries))
+        if self.window is not None:
+            seen = seen & (keys > queries - self.window)
+            if self._looks_ahead:
+                seen = seen & (keys < queries + self.window)
+        if self.documents is not None:
+            of_queries, of_keys = self.documents
+            seen = seen & (of_queries[:, rows, None] == of_keys[:, None, columns])
+        # Rules that look at keys alone leave one row for all queries.
+        return seen.expand(-1, queries.shape[1], -1).unsqueeze(1)
+
+    def bias(self, rows: slice, columns: slice) -> Tensor:
+        """fp32 [B or 1, H, t, s]: what ALiBi adds to the scores."""
+        assert self.slopes is not None
+        distance = (self.queries[:, rows, None].float() - self.keys[:, None, columns].float()).unsqueeze(1)
+        return self.slopes[:, None, None] * -distance.abs()
+
+    def columns(self, start: int, stop: int) -> slice:
+        """The columns that queries start … stop − 1 can reach at most."""
+        n_keys = self.keys.shape[1]
+        if self.offset is None:
+            return slice(0, n_keys)
+        last = n_keys if self._looks_ahead else stop + self.offset
+        if self.window is None:
+            return slice(0, last)
+        if self._looks_ahead:
+            last = min(last, stop + self.offset + self.window - 1)
+        return slice(max(0, start + self.offset - self.window + 1), last)
 
 
-def causal_mask(starts: list[int], n_queries: int, device: torch.device) -> Mask:
-    """The mask of queries at positions start, start + 1, … of each row, over keys in all slots up to the last query."""
-    if not any(starts):
-        return Mask(is_causal=True)
-    same = len(set(starts)) == 1
-    if same and n_queries == 1:
-        return Mask(is_causal=False)
-    first = torch.tensor(starts[:1] if same else starts, device=device)  # [B or 1]
-    queries = first[:, None] + torch.arange(n_queries, device=device)  # [B or 1, T]
-    keys = torch.arange(max(starts) + n_queries, device=device)  # [S]
-    return Mask(is_causal=False, dense=(keys <= queries[..., None]).unsqueeze(1))
+def document_positions(documents: Tensor) -> Tensor:
+    """Positions that begin anew in each document: [B, T] numbers of documents → [B, T]."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - places.where(begins, 0).cummax(dim=1).values

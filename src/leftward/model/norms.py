@@ -10,46 +10,67 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from leftward.config import Config
+from leftward.config import Config, NormWeight
 
 
 class RMSNorm(nn.Module):
-    """γ · x / √(mean(x²) + ε) over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4)."""
+    """w · x / √(mean(x²) + ε) over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4)."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, kind: NormWeight = "plain") -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.eps, self.kind = eps, kind
+        self.weight = None if kind == "none" else nn.Parameter(torch.ones(width))
+
+    @property
+    def factor(self) -> Tensor | None:
+        return _factor(self.weight, self.kind)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.factor, self.eps)
 
 
 class LayerNorm(nn.Module):
-    """γ · (x − μ) / √(σ² + ε) + β over the last axis (Ba et al. 2016, arXiv 1607.06450)."""
+    """w · (x − μ) / √(σ² + ε) + b over the last axis (Ba et al. 2016, arXiv 1607.06450)."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, kind: NormWeight = "plain", bias: bool = True) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.width, self.eps, self.kind = width, eps, kind
+        self.weight = None if kind == "none" else nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
         # PyTorch's kernel holds its statistics in fp32 for a bf16 input too.
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        factor = _factor(self.weight, self.kind)
+        if factor is self.weight:
+            return F.layer_norm(x, (self.width,), factor, self.bias, self.eps)
+        bias = None if self.bias is None else self.bias.to(_statistics_dtype(x))
+        return F.layer_norm(x.to(_statistics_dtype(x)), (self.width,), factor, bias, self.eps).to(x.dtype)
 
 
 def make_norm(config: Config) -> nn.Module:
     """The norm of the residual stream that `config` asks for."""
-    kind = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}[config.norm]
-    return kind(config.d_model, config.norm_eps)
+    if config.norm == "layernorm":
+        return LayerNorm(config.d_model, config.norm_eps, config.norm_weight, config.norm_bias)
+    return RMSNorm(config.d_model, config.norm_eps, config.norm_weight)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of `x` [..., width]; `weight` may be any shape that broadcasts against x, such as one row a head."""
+def rms_norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm of `x` [..., width], times `factor`, which may have any shape that broadcasts against x, such as one row
+    a head."""
+    if factor is None:
+        return F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype)
     if torch.is_grad_enabled() and x.requires_grad:
-        return _RMSNormWithGradient.apply(x, weight, eps)
-    return F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype) * weight
+        return _RMSNormWithGradient.apply(x, factor, eps)
+    unit = F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps)
+    # A factor in fp32 is there for its precision; one in the input's dtype multiplies a rounded x, as everyone's does.
+    return (unit.to(factor.dtype) * factor).to(x.dtype)
+
+
+def _factor(weight: Tensor | None, kind: NormWeight) -> Tensor | None:
+    """What a norm multiplies by. 1 + w is fp32: a bf16 sum would lose all but 8 bits of a small w."""
+    if weight is None or kind == "plain":
+        return weight
+    return 1 + weight.to(_statistics_dtype(weight))
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
@@ -59,22 +80,22 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
 class _RMSNormWithGradient(torch.autograd.Function):
     """The same function with its gradient written out: half the memory traffic of PyTorch's composite on a CPU.
 
-    With u = x / rms and g the incoming gradient: dγ = Σ g · u, dx = (g γ − u · mean(g γ u)) / rms.
+    With u = x / rms and g the incoming gradient: dw = Σ g · u, dx = (g w − u · mean(g w u)) / rms.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, factor: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_statistics_dtype(x))
         scale = (norm.square() / x.shape[-1] + eps).rsqrt().to(x.dtype)
         unit = x * scale
-        ctx.save_for_backward(unit, scale, weight)
-        return unit * weight
+        ctx.save_for_backward(unit, scale, factor)
+        return (unit * factor).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        unit, scale, weight = ctx.saved_tensors
-        grad_weight = (grad * unit).sum_to_size(weight.shape)
-        grad = grad * weight
+        unit, scale, factor = ctx.saved_tensors
+        grad_factor = (grad * unit).to(factor.dtype).sum_to_size(factor.shape)
+        grad = (grad * factor).to(unit.dtype)
         total = (grad * unit).sum(dim=-1, keepdim=True)
-        return torch.addcmul(grad, unit, total, value=-1 / grad.shape[-1]).mul_(scale), grad_weight, None
+        return torch.addcmul(grad, unit, total, value=-1 / grad.shape[-1]).mul_(scale), grad_factor, None

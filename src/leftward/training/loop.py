@@ -30,6 +30,7 @@ from leftward.formats import hf
 from leftward.formats.run import save_model, save_weights
 from leftward.formats.tensors import DTYPES
 from leftward.model.decoder import Decoder
+from leftward.planner import count_parameters
 from leftward.text.tokenizer import Tokenizer
 from leftward.training import checkpoint
 from leftward.training.checkpoint import State
@@ -375,7 +376,7 @@ def _check_fits(recipe: Recipe, config: Config) -> None:
     memory = physical_memory()
     step = 8 * recipe.training.batch_size * (recipe.seq_len + 1)  # the ids of one step
     for what, needed in (
-        (f"a model of {config.n_parameters:,} parameters", 16 * config.n_parameters),
+        (f"a model of {count_parameters(config).total:,} parameters", 16 * count_parameters(config).total),
         ("a batch", step),
     ):
         if needed > memory:  # weights, gradients and two averages of each parameter, in fp32

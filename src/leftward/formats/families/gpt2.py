@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from leftward.formats.family import TRANSPOSED, Family, Row, Setting
+from leftward.formats.family import TRANSPOSED, VOCABULARY, Family, Row, Setting
+
+# What classes without a gate know, by transformers' names.
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 GPT2 = Family(
     model_type="gpt2",
@@ -19,19 +28,18 @@ GPT2 = Family(
         Setting(
             "activation_function",
             "feed_forward",
-            {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"},
+            ACTIVATIONS,
         ),
         Setting("tie_word_embeddings", "tie_embeddings"),
     ),
     fixed={
         "positions": "learned",
         "norm": "layernorm",
-        "qk_norm": False,
+        "qk_norm": "none",
         "qkv_bias": True,
         "attn_out_bias": True,
         "ff_bias": True,
     },
-    suits=lambda config: config.n_kv_heads == config.n_heads and config.n_heads * config.head_dim == config.d_model,
     constants={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     defaults={
         "n_ctx": lambda config_json: config_json.get("n_positions"),
@@ -42,7 +50,7 @@ GPT2 = Family(
     },
     dropouts=("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     rows=(
-        Row("embed", ("transformer.wte",)),
+        Row("embed", ("transformer.wte",), VOCABULARY),
         Row("position_embed", ("transformer.wpe",)),
         Row("blocks.{i}.attn_norm", ("transformer.h.{i}.ln_1",)),
         Row("blocks.{i}.attn.qkv", ("transformer.h.{i}.attn.c_attn",), TRANSPOSED),
@@ -51,7 +59,7 @@ GPT2 = Family(
         Row("blocks.{i}.ff.up", ("transformer.h.{i}.mlp.c_fc",), TRANSPOSED),
         Row("blocks.{i}.ff.down", ("transformer.h.{i}.mlp.c_proj",), TRANSPOSED),
         Row("norm", ("transformer.ln_f",)),
-        Row("head", ("lm_head",)),
+        Row("head", ("lm_head",), VOCABULARY),
     ),
     prefix="transformer.",
     buffers=(".attn.bias", ".attn.masked_bias"),  # the causal mask, in files of old versions

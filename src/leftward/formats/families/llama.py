@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.family import HALVES_APART, QKV_APART, Family, Row, Setting
+from leftward.formats.family import HALVES_APART, QKV_APART, VOCABULARY, Family, Row, Setting
 
 SETTINGS = (
     Setting("vocab_size", "vocab_size"),
@@ -29,7 +29,7 @@ DEFAULTS = {
     "tie_word_embeddings": False,
 }
 ROWS = (
-    Row("embed", ("model.embed_tokens",)),
+    Row("embed", ("model.embed_tokens",), VOCABULARY),
     Row("blocks.{i}.attn_norm", ("model.layers.{i}.input_layernorm",)),
     Row("blocks.{i}.attn.qkv", tuple(f"model.layers.{{i}}.self_attn.{name}_proj" for name in "qkv"), QKV_APART),
     Row("blocks.{i}.attn.o", ("model.layers.{i}.self_attn.o_proj",)),
@@ -37,14 +37,14 @@ ROWS = (
     Row("blocks.{i}.ff.up", ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"), HALVES_APART),
     Row("blocks.{i}.ff.down", ("model.layers.{i}.mlp.down_proj",)),
     Row("norm", ("model.norm",)),
-    Row("head", ("lm_head",)),
+    Row("head", ("lm_head",), VOCABULARY),
 )
 
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     settings=(*SETTINGS, Setting("mlp_bias", "ff_bias")),
-    fixed={"positions": "rotary", "norm": "rmsnorm", "qk_norm": False},
+    fixed={"positions": "rotary", "norm": "rmsnorm", "qk_norm": "none"},
     suits=lambda config: config.d_model % config.n_heads == 0,  # transformers refuses others even if head_dim is given
     defaults={**DEFAULTS, "mlp_bias": False},
     dropouts=("attention_dropout",),

@@ -9,7 +9,7 @@ QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     settings=SETTINGS,
-    fixed={"positions": "rotary", "norm": "rmsnorm", "qk_norm": True, "ff_bias": False},
+    fixed={"positions": "rotary", "norm": "rmsnorm", "qk_norm": "per_head", "ff_bias": False},
     # A window is in force only where use_sliding_window says so.
     constants={"use_sliding_window": False},
     defaults={**DEFAULTS, "head_dim": 128, "use_sliding_window": False},

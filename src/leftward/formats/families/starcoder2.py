@@ -3,7 +3,8 @@ all or none."""
 
 from __future__ import annotations
 
-from leftward.formats.family import QKV_APART, Family, Row, Setting
+from leftward.formats.families.gpt2 import ACTIVATIONS
+from leftward.formats.family import QKV_APART, VOCABULARY, Family, Row, Setting
 
 STARCODER2 = Family(
     model_type="starcoder2",
@@ -21,13 +22,12 @@ STARCODER2 = Family(
         Setting(
             "hidden_act",
             "feed_forward",
-            {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"},
+            {"gelu_pytorch_tanh": "gelu_tanh"} | ACTIVATIONS,
         ),
         Setting("use_bias", ("qkv_bias", "attn_out_bias", "ff_bias")),
         Setting("tie_word_embeddings", "tie_embeddings"),
     ),
-    fixed={"positions": "rotary", "norm": "layernorm", "qk_norm": False},
-    suits=lambda config: config.n_heads * config.head_dim == config.d_model,
+    fixed={"positions": "rotary", "norm": "layernorm", "qk_norm": "none"},
     defaults={
         "rope_theta": 10_000.0,
         "norm_epsilon": 1e-5,
@@ -37,7 +37,7 @@ STARCODER2 = Family(
     },
     dropouts=("embedding_dropout", "attention_dropout", "residual_dropout"),
     rows=(
-        Row("embed", ("model.embed_tokens",)),
+        Row("embed", ("model.embed_tokens",), VOCABULARY),
         Row("blocks.{i}.attn_norm", ("model.layers.{i}.input_layernorm",)),
         Row("blocks.{i}.attn.qkv", tuple(f"model.layers.{{i}}.self_attn.{name}_proj" for name in "qkv"), QKV_APART),
         Row("blocks.{i}.attn.o", ("model.layers.{i}.self_attn.o_proj",)),
@@ -45,7 +45,7 @@ STARCODER2 = Family(
         Row("blocks.{i}.ff.up", ("model.layers.{i}.mlp.c_fc",)),
         Row("blocks.{i}.ff.down", ("model.layers.{i}.mlp.c_proj",)),
         Row("norm", ("model.norm",)),
-        Row("head", ("lm_head",)),
+        Row("head", ("lm_head",), VOCABULARY),
     ),
     prefix="model.",
 )
