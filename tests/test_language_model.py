@@ -13,6 +13,7 @@ import leftward as lw
 from leftward import Config
 from leftward.errors import UserError
 from leftward.formats.run import save_model
+from leftward.generation.settings import Sampling
 from leftward.language_model import LanguageModel
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder
@@ -230,3 +231,66 @@ def test_a_model_that_knows_the_text_by_heart() -> None:
     assert score.loss == pytest.approx(0, abs=1e-6)
     assert score.perplexity == pytest.approx(1)
     assert model.generate("", temperature=0) == "ab"  # then the token that ends a text
+
+
+# ---- vectors in front, prefix-LM, embeddings
+
+
+@pytest.mark.parametrize("prefix_lm", [False, True])
+@pytest.mark.parametrize("values", [{}, {"window": 5, "attention_pattern": "LG"}, {"positions": "learned"}])
+def test_vectors_in_front_are_seen_by_cached_generation(values: dict[str, Any], prefix_lm: bool) -> None:
+    """Greedy text with the cache is that of the whole forward pass, token by token."""
+    model = make_model(**values)
+    vectors = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(0))
+    prompts = ["The quick", "é", "lazy dog"]
+    texts = model.generate(prompts, max_tokens=12, temperature=0, prefix_embeddings=vectors, prefix_lm=prefix_lm)
+    for prompt, vector, text in zip(prompts, vectors, texts, strict=True):
+        ids = model.tokenizer.encode(prompt, add_bos=True)
+        length = 4 + len(ids)
+        for _ in range(12):
+            with torch.inference_mode():
+                logits = model.decoder(
+                    torch.tensor([ids]),
+                    prefix_embeddings=vector[None],
+                    prefix_lengths=[length] if prefix_lm else None,
+                )
+            ids.append(int(logits[0, -1].argmax()))
+        assert model.tokenizer.decode(ids[length - 4 :]) == text
+    assert texts != model.generate(prompts, max_tokens=12, temperature=0)
+
+
+def test_vectors_in_front_of_samples_and_of_every_prompt() -> None:
+    vectors = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    one = MODEL.generate("The", n=2, seed=3, prefix_embeddings=vectors)
+    two = MODEL.generate(["The", "fox"], n=2, seed=3, prefix_embeddings=torch.stack((vectors, vectors)))
+    assert two[:2] == one and two == MODEL.generate(["The", "fox"], n=2, seed=3, prefix_embeddings=vectors)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 31), (2, 4, 32), (64, 32)])
+def test_vectors_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="prefix_embeddings"):
+        MODEL.generate("The", prefix_embeddings=torch.zeros(shape))
+
+
+def test_embeddings_are_the_last_tokens_hidden_state() -> None:
+    texts = ["The quick brown fox", "é", "The quick brown fox jumps over the lazy dog"]
+    vectors = MODEL.embed(texts)
+    assert vectors.shape == (3, 32)
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = torch.tensor([TOKENIZER.encode(text, add_bos=True)])
+        with torch.inference_mode():
+            alone = MODEL.decoder.hidden(ids)[0, -1]
+        torch.testing.assert_close(vector, alone, atol=1e-5, rtol=1e-5)
+    assert MODEL.embed([]).shape == (0, 32)
+    with pytest.raises(UserError, match=r"the model's context is 64"):
+        MODEL.embed(["fox " * 200])
+
+
+def test_padding_of_the_vocabulary_is_never_sampled() -> None:
+    model = make_model(vocab_multiple=512, tie_embeddings=False)
+    assert model.decoder.embed.weight.shape[0] == 512 > model.config.vocab_size
+    with torch.no_grad():
+        model.decoder.head.weight[model.config.vocab_size :] = 100.0  # however likely they would be
+    assert model.decoder(torch.zeros(1, 1, dtype=torch.long)).shape[-1] == model.config.vocab_size
+    events = list(model.events(["The"], Sampling(max_tokens=40, temperature=5.0, seed=1)))
+    assert all(event.token_id is not None and event.token_id < model.config.vocab_size for event in events)

@@ -271,3 +271,42 @@ def test_a_config_json_cannot_make_us_build_a_giant() -> None:
         from_hf({**config_json, "n_layer": 10**9}, tensors)
     with pytest.raises(UserError, match="too large to exist"):
         from_hf({**config_json, "vocab_size": 2**31 - 1, "n_embd": 2**30, "n_inner": 2**31 - 1, "n_head": 1}, tensors)
+
+
+def test_what_a_class_cannot_say_is_not_saved_as_it() -> None:
+    """Every field that a table does not name has to have its default; no variant is lost in silence."""
+    changes: list[dict[str, Any]] = [
+        {"window": 4},
+        {"causal": False},
+        {"attn_scale": 0.3},
+        {"attn_softcap": 9.0},
+        {"attn_sinks": True},
+        {"qk_norm": "whole"},
+        {"positions": "alibi"},
+        {"position_pattern": "PN"},
+        {"rope_fraction": 0.5},
+        {"rope_pairing": "adjacent"},
+        {"rope_scaling": {"kind": "linear", "factor": 2.0}},
+        {"block": "sandwich"},
+        {"norm_weight": "one_plus"},
+        {"embed_norm": True},
+        {"feed_forward": "geglu"},
+        {"n_experts": 2},
+        {"head_bias": True},
+        {"embed_scale": 2.0},
+        {"logit_scale": 2.0},
+        {"logit_softcap": 9.0},
+    ]
+    for change in changes:
+        assert family_of(Config(**SMALL)) == "qwen3"
+        assert family_of(Config(**{**SMALL, **change})) is None, change
+
+
+def test_a_padded_vocabulary_is_transformers_without_the_padding() -> None:
+    decoder = random_decoder(Config(**{**SMALL, "vocab_multiple": 64}))
+    config_json, tensors = to_hf(decoder.config, decoder.state_dict())
+    assert config_json["model_type"] == "qwen3" and config_json["vocab_size"] == decoder.config.vocab_size
+    assert tensors["model.embed_tokens.weight"].shape[0] == decoder.config.vocab_size
+    back, state = from_hf(config_json, tensors)
+    assert back == decoder.config
+    assert torch.equal(build_decoder(back, state)(torch.tensor([[1, 2]])), decoder(torch.tensor([[1, 2]])))

@@ -95,6 +95,30 @@ def test_orthogonalise_flattens_the_singular_values():
         assert values.min() > 0.6 and values.max() < 1.3
 
 
+def test_every_expert_is_a_matrix_of_its_own():
+    torch.manual_seed(0)
+    weights, grads = torch.randn(2, 3, 8, 12)  # three experts
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "dtype": torch.float32}
+    stacked = weights.clone()
+    muon([stacked], [grads], [torch.zeros_like(grads)], **settings)
+    for expert in range(3):
+        alone = weights[expert].clone()
+        muon([alone], [grads[expert]], [torch.zeros(8, 12)], **settings)
+        torch.testing.assert_close(stacked[expert], alone)
+
+
+def test_the_groups_of_every_variant():
+    config = Config(
+        vocab_size=8, d_model=16, n_heads=2, n_layers=1, n_experts=2, d_shared=4, ff_bias=True, attn_sinks=True
+    )
+    groups = parameter_groups(Decoder(config))
+    assert {"blocks.0.ff.up.weight", "blocks.0.ff.router.weight", "blocks.0.ff.shared.up.weight"} <= {
+        *groups["matrices"]
+    }
+    # neither decays nor is orthogonalised, although the biases of experts are stacked
+    assert {"blocks.0.ff.up.bias", "blocks.0.attn.sinks", "blocks.0.attn.q_norm.weight"} <= {*groups["vectors"]}
+
+
 def test_a_zero_gradient_moves_nothing():
     assert orthogonalise(torch.zeros(1, 4, 8)).abs().max() == 0
 

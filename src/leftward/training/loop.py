@@ -157,10 +157,15 @@ class _Training:
         windows, position = self.windows.batch(state.position, training.batch_size)
         tokens = torch.from_numpy(windows).to(self.device)  # [batch_size, seq_len + 1]
         n_targets = training.batch_size * self.seq_len
-        nats = torch.zeros((), device=self.device)
+        nats, balance = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for micro in tokens.split(training.micro_batch_size or training.batch_size):
             loss = loss_sum(self.model(micro[:, :-1]), micro[:, 1:])
-            (loss / n_targets).backward()
+            charged = loss / n_targets
+            if self.config.n_experts:
+                unevenness = self.decoder.balance_loss() * (len(micro) / training.batch_size)
+                charged = charged + training.balance_loss * unevenness
+                balance += unevenness.detach()
+            charged.backward()
             self.optimizer.accumulate()
             nats += loss.detach()
         mean = nats.item() / n_targets
@@ -173,9 +178,9 @@ class _Training:
                 "schedule.warmup_steps"
             )
         self.state = replace(state, step=state.step + 1, position=position, tokens=state.tokens + n_targets)
-        self._report(mean, fraction, grad_norm)
+        self._report(mean, fraction, grad_norm, balance.item() if self.config.n_experts else None)
 
-    def _report(self, loss: float, fraction: float, grad_norm: float) -> None:
+    def _report(self, loss: float, fraction: float, grad_norm: float, balance: float | None) -> None:
         state, elapsed, train = self.state, self.elapsed, self.dataset.train
         budget = (self.recipe.training.minutes or 0.0) * 60
         to_come = None if state.plan.max_steps is None else state.plan.max_steps - state.step
@@ -200,6 +205,7 @@ class _Training:
                 grad_norm=grad_norm,
                 tokens=state.tokens,
                 elapsed_s=round(elapsed, 3),
+                **({} if balance is None else {"balance_loss": balance}),
             )
         self.observer.stepped(progress)
 

@@ -25,7 +25,7 @@ def parameter_groups(decoder: nn.Module) -> dict[str, list[str]]:
     """
     groups: dict[str, list[str]] = {"matrices": [], "embeddings": [], "vectors": []}
     for name, parameter in decoder.named_parameters():
-        is_matrix = parameter.ndim >= 2
+        is_matrix = parameter.ndim >= 2 and not name.endswith(".bias")  # experts have theirs stacked
         groups["vectors" if not is_matrix else "matrices" if name.startswith("blocks.") else "embeddings"].append(name)
     return groups
 
@@ -163,13 +163,16 @@ def muon(
 ) -> None:
     """One step of Muon for matrices of one shape: each moves by the orthogonalised average of its gradients.
 
+    Axes before the last two stand for several matrices: those of experts.
+
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks", with Nesterov momentum and decoupled
     decay; the same function as torch.optim.Muon (a test holds them together), but for the batch.
     """
-    rows, columns = parameters[0].shape
+    rows, columns = parameters[0].shape[-2:]
     torch._foreach_lerp_(buffers, grads, 1 - momentum)
     nesterov = torch._foreach_lerp(grads, buffers, momentum)
-    updates = orthogonalise(torch.stack(nesterov).to(dtype)).float().unbind()
+    stacked = torch.stack(nesterov)
+    updates = orthogonalise(stacked.flatten(0, -3).to(dtype)).float().view(stacked.shape).unbind()
     if weight_decay:
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)
     # A tall matrix's update is scaled so that its effect on a unit input does not shrink with its shape.

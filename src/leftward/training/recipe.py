@@ -116,6 +116,9 @@ class TrainingSection(Section):
     """Steps between evaluations over the whole validation split. null: ten over the run; 0: only at the end."""
     save_interval: Annotated[int, Field(ge=1)] | None = None
     """Steps between checkpoints. null: at each evaluation, and at least every 2 minutes."""
+    balance_loss: Annotated[float, Field(ge=0)] = 0.01
+    """What the loss is charged for experts that are used unevenly (Fedus et al. 2021, arXiv 2101.03961); only where
+    model.n_experts is above 0. Reported losses leave it out."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between lines of metrics.jsonl."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
