@@ -3,6 +3,7 @@ answer a mistake in one."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -40,20 +41,22 @@ def parse_yaml(text: str) -> Any:
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """`values` with `key.sub=value` settings laid over it; the value is read as YAML. Raises: UserError."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+    result = copy.deepcopy(dict(values))
     for text in overrides:
         key, equals, value = text.partition("=")
-        section, dot, name = key.partition(".")
-        if not equals or not section or (dot and not name):
+        *sections, name = key.split(".")
+        if not equals or not all((*sections, name)):
             raise UserError(f"override {text!r}: write it as key=value or section.key=value")
         try:
             parsed = parse_yaml(value)
         except YAML_FAULTS:
             raise UserError(f"override {text!r}: {value!r} is not YAML; quote it") from None
-        if not dot:
-            result[section] = parsed
-        elif isinstance(result.setdefault(section, {}), dict):
-            result[section][name] = parsed
-        else:
-            raise UserError(f"override {text!r}: {section} has no fields")
+        place = result
+        for section in sections:
+            if place.get(section) is None:
+                place[section] = {}
+            place = place[section]
+            if not isinstance(place, dict):
+                raise UserError(f"override {text!r}: {section} has no fields")
+        place[name] = parsed
     return result

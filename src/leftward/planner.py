@@ -203,7 +203,7 @@ def count_flops(config: Config, seq_len: int) -> Flops:
     }
     # Scores and the weighted sum: two products of head_dim a pair, head and layer.
     a_pair = 4 * config.n_heads * config.head_dim
-    full = a_pair * sum(n * seq_len * min(seq_len, _reach(config, layer, seq_len)) for layer, n in _kinds(config))
+    full = a_pair * sum(n * _full_pairs(config, layer, seq_len) for layer, n in _kinds(config))
     causal = a_pair * sum(n * _visible_pairs(config, layer, seq_len) for layer, n in _kinds(config))
     products = sum(parts.values())
     return Flops(
@@ -226,18 +226,23 @@ def _kinds(config: Config) -> list[tuple[int, int]]:
     return [(layer, len(range(layer, config.n_layers, period))) for layer in range(min(period, config.n_layers))]
 
 
-def _reach(config: Config, layer: int, seq_len: int) -> int:
-    """How many keys a query can see at most."""
+def _window(config: Config, layer: int, seq_len: int) -> int:
+    """How many keys a query of this layer sees at most of the past, its own among them."""
     if config.window is None or not config.is_local(layer):
         return seq_len
-    return config.window if config.causal else 2 * config.window - 1
+    return min(config.window, seq_len)
+
+
+def _full_pairs(config: Config, layer: int, seq_len: int) -> int:
+    """As many for every query as one in the middle sees; all where the layer is global."""
+    window = _window(config, layer, seq_len)
+    return seq_len * (window if config.causal else min(seq_len, 2 * window - 1))
 
 
 def _visible_pairs(config: Config, layer: int, seq_len: int) -> int:
     """Pairs of a query and a key that it sees: the sum of min(i + 1, window) over i < seq_len; without a causal mask,
     as many on the other side."""
-    local = config.window is not None and config.is_local(layer)
-    window = min(config.window, seq_len) if local and config.window is not None else seq_len
+    window = _window(config, layer, seq_len)
     past = window * (window + 1) // 2 + (seq_len - window) * window
     return past if config.causal else 2 * past - seq_len
 
@@ -262,7 +267,7 @@ def count_kv_cache(config: Config, seq_len: int, batch_size: int = 1, dtype: str
     """2 · n_kv_heads · head_dim numbers a token and layer."""
     a_layer = 2 * config.n_kv_heads * config.head_dim
     storage = DTYPES[dtype]
-    held = sum(n * min(seq_len, _reach(config, layer, seq_len)) for layer, n in _kinds(config))
+    held = sum(n * _window(config, layer, seq_len) for layer, n in _kinds(config))
     n_global = sum(n for layer, n in _kinds(config) if not config.is_local(layer))
     return KVCacheSize(
         dtype=dtype,
@@ -367,6 +372,8 @@ def _kept_by_attention(config: Config, layer: int, seq_len: int, batch_size: int
     if is_written_out:
         numbers += 3 * heads * config.head_dim
     else:
+        if _window(config, layer, seq_len) < seq_len:  # worked in blocks of queries, whose results are kept, and joined
+            numbers += heads * config.head_dim
         numbers += (heads + 2 * kv_heads) * config.head_dim
         if is_rotated or config.qk_norm != "none":
             numbers += (heads + kv_heads) * config.head_dim
@@ -378,15 +385,15 @@ def _kept_scores(
     config: Config, layer: int, seq_len: int, batch_size: int, size: int, has_slopes: bool, is_written_out: bool
 ) -> int:
     """At most, of attention that can't do without a mask or scores as tensors, worked in blocks of queries."""
-    reach = _reach(config, layer, seq_len)
-    pairs = seq_len * min(seq_len, reach + max(256, reach))
+    window = _window(config, layer, seq_len)
+    pairs = seq_len * min(seq_len, window + max(256, window))
     if is_written_out:
         softcapped = 4 if config.attn_softcap is not None else 0
         rounded = size if size < 4 else 0
         return batch_size * config.n_heads * pairs * (4 + softcapped + rounded)
     if has_slopes:
         return 4 * config.n_heads * pairs
-    return size * pairs if reach < seq_len else 0
+    return size * pairs if window < seq_len else 0
 
 
 @dataclass(frozen=True)
@@ -411,6 +418,8 @@ class Hardware:
     """FLOP/s of one device in the dtype of the plan."""
     bandwidth: float | None = None
     """Bytes/s of one device's memory."""
+    memory: float | None = None
+    """Bytes of one device."""
     n_devices: int = 1
     """That share the work evenly, and lose nothing between them."""
     mfu: float | None = None
@@ -435,13 +444,16 @@ class Hardware:
         known = DEVICES[self.device]
         peak = known.peak_flops if dtype in ("bf16", "fp16") else None
         return dataclasses.replace(
-            self, peak_flops=self.peak_flops or peak, bandwidth=self.bandwidth or known.bandwidth
+            self,
+            peak_flops=self.peak_flops or peak,
+            bandwidth=self.bandwidth or known.bandwidth,
+            memory=self.memory or known.memory,
         )
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What the hardware allows at most. Reality is below."""
+class Limits:
+    """What the hardware allows at best. Reality is below. None: a figure that this needs is not known."""
 
     hardware: Hardware
     decode_bytes: int
@@ -454,14 +466,24 @@ class Speed:
     """As measured, or at the given MFU, or at the peak."""
     mfu: float | None
     """As given, or of the measured speed (Chowdhery et al. 2022, arXiv 2204.02311, appendix B)."""
+    devices_to_run: int | None
+    """Whose memory would hold weights and KV cache, split without loss."""
+    devices_to_train: int | None
+    """The same of what training keeps."""
 
 
-def estimate_speed(
-    config: Config, kv_cache: KVCacheSize, seq_len: int, batch_size: int, dtype: str, on: Hardware
-) -> Speed:
+def estimate_limits(
+    config: Config,
+    seq_len: int,
+    batch_size: int,
+    dtype: str,
+    inference: InferenceMemory,
+    training: TrainingMemory | None,
+    on: Hardware,
+) -> Limits:
     """Of `batch_size` rows at `seq_len` tokens. `on` is settled."""
     flops = count_flops(config, seq_len)
-    read = _decode_bytes(config, batch_size, dtype) + kv_cache.bytes
+    read = _decode_bytes(config, batch_size, dtype) + inference.kv_cache
     peak = on.peak_flops * on.n_devices if on.peak_flops else None
     decode_seconds = read / (on.bandwidth * on.n_devices) if on.bandwidth else None
     if decode_seconds is not None and peak is not None:
@@ -470,15 +492,21 @@ def estimate_speed(
     mfu, training_speed = on.mfu, on.tokens_per_second
     if peak is not None and training_speed is not None:
         mfu = training_speed * flops.training_per_token / peak
+        if mfu > 1:
+            raise UserError(
+                f"{training_speed:g} tokens/s would be an MFU of {mfu:.3g}: the speed, peak_flops or n_devices is wrong"
+            )
     elif peak is not None:
         training_speed = (mfu or 1.0) * peak / flops.training_per_token
-    return Speed(
+    return Limits(
         hardware=on,
         decode_bytes=read,
         decode_tokens_per_second=batch_size / decode_seconds if decode_seconds else None,
         prefill_seconds=batch_size * flops.forward_causal / peak if peak else None,
         training_tokens_per_second=training_speed,
         mfu=mfu,
+        devices_to_run=math.ceil(inference.total / on.memory) if on.memory else None,
+        devices_to_train=math.ceil(training.total / on.memory) if on.memory and training else None,
     )
 
 
@@ -511,12 +539,12 @@ class TrainingRun:
     six_nd: float
     """6 · parameters · tokens, the rule of thumb that scaling laws count in."""
     seconds: float | None
-    """At the speed of `Speed.training_tokens_per_second`."""
+    """At the speed of `Limits.training_tokens_per_second`."""
     losses: dict[str, float]
     """Nats a token by law, each for the text it was fitted to. Empty for a mixture of experts, of which none speaks."""
 
 
-def estimate_run(config: Config, seq_len: int, tokens: float, speed: Speed | None) -> TrainingRun:
+def estimate_run(config: Config, seq_len: int, tokens: float, limits: Limits | None) -> TrainingRun:
     """Of training in sequences of `seq_len`."""
     parameters = count_parameters(config)
     losses = {
@@ -524,7 +552,7 @@ def estimate_run(config: Config, seq_len: int, tokens: float, speed: Speed | Non
         "Kaplan 2020, L(D)": kaplan_loss_of_tokens(tokens),
         **{fit.name: fit.loss(parameters.total, tokens) for fit in CHINCHILLA_FITS},
     }
-    a_second = None if speed is None else speed.training_tokens_per_second
+    a_second = None if limits is None else limits.training_tokens_per_second
     return TrainingRun(
         tokens=tokens,
         tokens_per_parameter=tokens / parameters.total,
@@ -552,7 +580,7 @@ class Plan:
     kv_cache: KVCacheSize
     inference: InferenceMemory
     training: TrainingMemory | None
-    speed: Speed | None
+    limits: Limits | None
     run: TrainingRun | None
     compute_optimal: ComputeOptimal | None
 
@@ -584,7 +612,7 @@ def plan(
         kv_dtype: of the KV cache; None: dtype, or bf16 where that is a quantised one.
         tokens: to train on: adds what the training costs and which loss the laws expect.
         flops: adds the compute-optimal size and tokens for this budget.
-        hardware: fields of Hardware; any adds what speed it allows.
+        hardware: fields of Hardware; any adds what it allows.
 
     Raises:
         UserError: a setting does not fit.
@@ -600,9 +628,12 @@ def plan(
             raise UserError(f"{setting} is {value!r}: {nearest(str(value), valid)}")
     weights = DTYPES[dtype].size(count_parameters(config).total)
     kv_cache = count_kv_cache(config, length, batch_size, kv_dtype or (dtype if dtype in _COMPUTED_IN else "bf16"))
-    speed = None
+    inference = InferenceMemory(weights, kv_cache.bytes, weights + kv_cache.bytes)
+    training = count_training_memory(config, length, batch_size, dtype, optimizer) if dtype in _TRAINED_IN else None
+    limits = None
     if hardware:
-        speed = estimate_speed(config, kv_cache, length, batch_size, dtype, Hardware(**hardware).settled(dtype))
+        on = Hardware(**hardware).settled(dtype)
+        limits = estimate_limits(config, length, batch_size, dtype, inference, training, on)
     return Plan(
         name=name,
         config=config,
@@ -612,10 +643,10 @@ def plan(
         parameters=count_parameters(config),
         flops=count_flops(config, length),
         kv_cache=kv_cache,
-        inference=InferenceMemory(weights, kv_cache.bytes, weights + kv_cache.bytes),
-        training=count_training_memory(config, length, batch_size, dtype, optimizer) if dtype in _TRAINED_IN else None,
-        speed=speed,
-        run=None if tokens is None else estimate_run(config, length, tokens, speed),
+        inference=inference,
+        training=training,
+        limits=limits,
+        run=None if tokens is None else estimate_run(config, length, tokens, limits),
         compute_optimal=None if flops is None else compute_optimal(flops),
     )
 

@@ -14,10 +14,11 @@ from leftward import files
 from leftward.data.batches import Dataset
 from leftward.errors import UserError
 from leftward.language_model import LanguageModel, load
+from leftward.overrides import override
 from leftward.training import directory as directories
 from leftward.training import loop
 from leftward.training.progress import Observer
-from leftward.training.recipe import Recipe, override, read_yaml
+from leftward.training.recipe import Recipe, read_yaml
 from leftward.training.watcher import Watcher
 
 

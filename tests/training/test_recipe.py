@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from leftward.errors import UserError
-from leftward.training.recipe import Recipe, override, read_yaml
+from leftward.overrides import override
+from leftward.training.recipe import Recipe, read_yaml
 
 BASE = {"data": {"path": "text.txt"}, "training": {"max_steps": 100}}
 
@@ -80,6 +81,22 @@ def test_the_written_recipe_is_the_same_recipe():
     # every field carries its meaning, type and default
     assert text.count("default ") >= 50
     assert "one of rmsnorm, layernorm" in text
+
+
+def test_overrides_reach_as_deep_as_the_fields():
+    recipe = make("model.rope_scaling.kind=yarn", "model.rope_scaling.factor=4", "model.max_seq_len=64")
+    assert recipe.config(8).rope_scaling.factor == 4.0
+    assert Recipe.from_dict(yaml.safe_load(recipe.to_yaml())).config(8) == recipe.config(8)
+
+
+def test_a_preset_is_spelled_out_and_changed_at_will():
+    recipe = make("model.preset=gpt2", "model.n_layers=3", "training.seq_len=64")
+    config = recipe.config(vocab_size=65)
+    assert (config.n_layers, config.d_model, config.positions, config.vocab_size) == (3, 768, "learned", 65)
+    assert "preset" not in recipe.model
+    assert Recipe.from_dict(yaml.safe_load(recipe.to_yaml())).config(65) == config
+    with pytest.raises(UserError, match=r"model\.preset.*gpt2"):
+        make("model.preset=gtp2")
 
 
 def test_no_end_means_five_minutes():

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import leftward
-from leftward.cli import INTERRUPTED, generate, quickstart, train
+from leftward.cli import INTERRUPTED, generate, plan, quickstart, train
 from leftward.errors import UserError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(generate.generate)
+app.command()(plan.plan)
 
 
 _debug = False

@@ -34,7 +34,8 @@ def quickstart(
     from leftward import runs
     from leftward.cli.chart import chart
     from leftward.data.sources import BUILTIN
-    from leftward.training.recipe import Recipe, override
+    from leftward.overrides import override
+    from leftward.training.recipe import Recipe
 
     values = override(RECIPE, [f"training.minutes={minutes}", f"seed={seed}"])
     run = watched(runs.train, Recipe.from_dict(with_options(values, data or [BUILTIN], out)))

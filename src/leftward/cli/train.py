@@ -39,7 +39,8 @@ def train(
 
     Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
     """
-    from leftward.training.recipe import Recipe, override
+    from leftward.overrides import override
+    from leftward.training.recipe import Recipe
 
     arguments = list(recipe_and_overrides or [])
     if resume is not None:

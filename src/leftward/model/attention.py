@@ -107,14 +107,13 @@ def attend(
 
 
 def _query_blocks(q: Tensor, k: Tensor, mask: Mask) -> list[tuple[int, int]]:
-    """Queries that are worked on together, as (start, stop): never more scores than `_SCORES_AT_ONCE`, and in local
-    layers few that no query of the block can see."""
+    """Queries that are worked on together, as (start, stop): never more scores than `_SCORES_AT_ONCE`, and where it
+    pays few of keys that no query of the block can see."""
     batch, heads, n_queries, _ = q.shape
-    n_keys = k.shape[2]
-    block = n_queries
-    if mask.window is not None and mask.offset is not None and n_queries > 512:
-        block = max(256, mask.window)
-        n_keys = min(n_keys, block + 2 * mask.window)
+    n_keys, block = k.shape[2], n_queries
+    if mask.offset is not None and n_queries > 512:
+        block = max(256, mask.window or 0)
+        n_keys = n_keys if mask.window is None else min(n_keys, block + 2 * mask.window)
     block = max(1, min(block, _SCORES_AT_ONCE // (batch * heads * n_keys)))
     return [(start, min(start + block, n_queries)) for start in range(0, n_queries, block)] or [(0, 0)]
 
@@ -131,25 +130,36 @@ def _attend_masked(
     dropout: float,
 ) -> Tensor:
     """With the mask as a tensor [B or 1, 1, t, s], and what PyTorch's kernel lacks written out."""
-    if softcap is None and sinks is None and (bias is None or q.dtype == torch.float32):
+    if softcap is None and (bias is None or q.dtype == torch.float32):
         allowed = visible if bias is None else bias.masked_fill(~visible, -torch.inf)
+        if sinks is not None:  # a key and a value of zeros, whose score is the sink
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            if bias is None:
+                allowed = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
+            allowed = torch.cat((allowed.expand(-1, q.shape[1], -1, -1), _column(sinks, allowed)), dim=-1)
         is_grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=is_grouped
         )
     k, v = _for_each_head(q, k, v)
-    scores = (q @ k.mT).float() * scale  # [B, H, t, s]
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    # Nothing that is changed in place here is needed for a gradient.
+    if softcap is None:
+        scores = (q @ k.mT).float() * scale  # [B, H, t, s]
+    else:
+        scores = (q @ k.mT).float().mul_(scale / softcap).tanh_() * softcap
     if bias is not None:
-        scores = scores + bias
-    scores = scores.masked_fill(~visible, -torch.inf)
+        scores += bias
+    scores.masked_fill_(~visible, -torch.inf)
     if sinks is not None:
-        column = sinks.float()[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
-        weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+        weights = torch.cat((scores, _column(sinks, scores)), dim=-1).softmax(dim=-1)[..., :-1]
     else:
         weights = scores.softmax(dim=-1)
     return F.dropout(weights.to(v.dtype), dropout) @ v
+
+
+def _column(sinks: Tensor, scores: Tensor) -> Tensor:
+    """[n_heads] as one more key's scores: [B or 1, n_heads, t, 1]."""
+    return sinks.to(scores.dtype)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
 
 
 def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leftward.config import Config, ConfigError, field_meanings
 from leftward.data.settings import Settings
 from leftward.errors import UserError, nearest
+from leftward.overrides import YAML_FAULTS, parse_yaml
+from leftward.presets import preset_settings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Paths = str | list[str]
@@ -145,10 +147,27 @@ class Recipe(Section):
     data: DataSection = DataSection()
     tokenizer: TokenizerSection = TokenizerSection()
     model: dict[str, Any] = {}
-    """The architecture: fields of Config. vocab_size comes from the tokenizer."""
+    """The architecture: fields of Config, or `preset` and a name from `leftward plan --list`, whose fields the others
+    are laid over. vocab_size comes from the tokenizer."""
     training: TrainingSection = TrainingSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_spelled_out(cls, values: Any) -> Any:
+        """So that the saved recipe says what the model is, whatever presets become later."""
+        model = values.get("model") if isinstance(values, dict) else None
+        if not isinstance(model, dict) or "preset" not in model:
+            return values
+        try:
+            preset = preset_settings(model["preset"])
+        except UserError as error:
+            raise ValueError(f"model.preset: {error}") from None
+        fields = {**preset, **{key: value for key, value in model.items() if key != "preset"}}
+        if "vocab_size" not in model:
+            fields.pop("vocab_size", None)
+        return {**values, "model": fields}
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Recipe:
@@ -230,64 +249,21 @@ class Recipe(Section):
         return "\n".join(_commented(self)) + "\n"
 
 
-# What the library raises for text that is no YAML, or that names a type and is not of it.
-_YAML_FAULTS = (yaml.YAMLError, ValueError, OverflowError, AttributeError, RecursionError)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text; here it is a number, as in YAML 1.2."""
-
-
-def _mapping_without_doubles(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """A key that stands twice would be taken once, in silence."""
-    keys = [key.value for key, _ in node.value]
-    if double := next((key for key in keys if isinstance(key, str) and keys.count(key) > 1), None):
-        raise yaml.constructor.ConstructorError(None, None, f"{double} stands twice", node.start_mark)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_doubles)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Raises: UserError where the file is missing or is not a YAML mapping."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no recipe at {path}") from None
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except _YAML_FAULTS as error:
+    except YAML_FAULTS as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path} is not a recipe: it must be a mapping of names to values")
     return values
-
-
-def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`values` with `key.sub=value` settings laid over it; the value is read as YAML. Raises: UserError."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        section, dot, name = key.partition(".")
-        if not equals or not section or (dot and not name):
-            raise UserError(f"override {text!r}: write it as key=value or section.key=value")
-        try:
-            parsed = yaml.load(value, _Loader)
-        except _YAML_FAULTS:
-            raise UserError(f"override {text!r}: {value!r} is not YAML; quote it") from None
-        if not dot:
-            result[section] = parsed
-        elif isinstance(result.setdefault(section, {}), dict):
-            result[section][name] = parsed
-        else:
-            raise UserError(f"override {text!r}: {section} has no fields")
-    return result
 
 
 def _as_tuple(paths: Paths | None) -> tuple[str, ...]:

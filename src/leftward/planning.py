@@ -1,0 +1,55 @@
+"""`lw.plan`: what a name, a directory or settings stand for, and what it costs (planner.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leftward import files, planner
+from leftward.config import Config
+from leftward.errors import UserError
+from leftward.planner import Plan
+from leftward.presets import PRESETS, preset_settings
+
+Model = str | Path | Config | Mapping[str, Any]
+
+
+def plan(what: Model, **settings: Any) -> Plan:
+    """Parameters, FLOPs, memory, KV cache and time of a model that need not exist.
+
+    Args:
+        what: the name of a preset, a run or Hugging Face model directory, a Config, or its fields.
+        settings: those of `planner.plan`: seq_len, batch_size, dtype, tokens, device …
+
+    Raises:
+        UserError: there is no such model, or a setting does not fit.
+    """
+    config = Config.from_dict(settings_of(what))
+    return planner.plan(config, name=str(what) if isinstance(what, str | Path) else None, **settings)
+
+
+def settings_of(what: Model) -> dict[str, Any]:
+    """The fields of Config that `what` sets. A directory named like a preset is written ./name, or as a Path."""
+    if isinstance(what, Config):
+        return what.to_dict()
+    if isinstance(what, Mapping):
+        return dict(what)
+    if isinstance(what, str) and (what in PRESETS or not (Path(what).exists() or "/" in what)):
+        return preset_settings(what)
+    return _config_in(Path(what)).to_dict()
+
+
+def _config_in(directory: Path) -> Config:
+    from leftward.formats.directory import check_model_directory
+    from leftward.formats.hf import config_from_hf  # torch takes a second or two, which no preset waits for
+
+    check_model_directory(directory)
+    path = directory / "config.json"
+    config_json = files.read_json(path)
+    if not isinstance(config_json, dict):
+        raise UserError(f"{path} holds no JSON object")
+    try:
+        return config_from_hf(config_json)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
