@@ -69,7 +69,8 @@ def main() -> None:
                 if turn:
                     times[name].append(time.perf_counter() - began)
     base = statistics.median(times["plain"])
-    print(f"{arguments.tokens} tokens, {arguments.dtype}, {torch.get_num_threads()} threads, median of {arguments.repeats}")
+    threads = torch.get_num_threads()
+    print(f"{arguments.tokens} tokens, {arguments.dtype}, {threads} threads, medians of {arguments.repeats}")
     for name, seconds in times.items():
         print(f"{name:36} {1000 * statistics.median(seconds):8.1f} ms  {statistics.median(seconds) / base:5.2f}")
 

@@ -83,6 +83,12 @@ def test_every_problem_is_listed_at_once():
         {"rope_scaling": {"kind": "linear", "original_max_seq_len": -1}},
         {"rope_scaling": {"kind": "longrope", "short_factors": [1.0], "long_factors": [1.0]}},
         {"rope_scaling": {"kind": "linear", "factor": 2.0}, "positions": "learned"},
+        {"rope_fraction": float("nan")},
+        {"rope_fraction": float("inf"), "positions": "none"},
+        {"d_model": 10**400},
+        {"head_dim": 10**400},
+        {"rope_scaling": {"kind": "yarn", "beta_fast": 1e308, "beta_slow": 5e-324}},
+        {"rope_scaling": {"kind": "dynamic", "factor": 1e200, "original_max_seq_len": 2}},
         {"norm_bias": True},
         {"n_experts": 1},
         {"n_experts_per_token": 3, "n_experts": 2},
@@ -95,6 +101,26 @@ def test_every_problem_is_listed_at_once():
 def test_each_wrong_value_is_refused_by_name(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Config(**{"vocab_size": 8, **wrong})
+
+
+@pytest.mark.parametrize("values", [None, [], 3, {1: 2}])
+def test_what_is_no_mapping_of_fields_is_a_config_error(values):
+    with pytest.raises(ConfigError):
+        Config.from_dict(values)
+
+
+def test_problems_of_every_place_are_said_together():
+    with pytest.raises(ConfigError) as caught:
+        Config.from_dict(
+            {
+                "n_layer": 2,
+                "d_model": -1,
+                "vocab_size": "x",
+                "rope_scaling": {"kind": "yarn", "factor": 0.5, "beta_fast": "a"},
+            }
+        )
+    for expected in ("n_layer", "d_model is -1", "vocab_size is 'x'", "factor is 0.5", "beta_fast is 'a'"):
+        assert expected in str(caught.value)
 
 
 def test_unknown_key_names_the_nearest():

@@ -100,7 +100,7 @@ def test_flops_of_known_models(name, seq_len, full, causal):
 
 
 @settings(max_examples=50)
-@given(configs(window=None, attention_pattern="G"))
+@given(configs(window=None, attention_pattern="G", attn_sinks=False))  # a sink is a key more
 def test_pytorch_counts_the_same_flops(config):
     length = config.max_seq_len
     decoder, ids = Decoder(config).eval(), random_ids(config, 1, length)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from leftward.language_model import LanguageModel as LanguageModel
     from leftward.language_model import load as load
     from leftward.model.decoder import Decoder as Decoder
+    from leftward.planning import plan as plan
+    from leftward.presets import preset as preset
+    from leftward.proofs.checking import check as check
     from leftward.runs import Run as Run
     from leftward.runs import resume as resume
     from leftward.runs import train as train
@@ -35,7 +38,10 @@ _HOME = {
     "Recipe": "leftward.training.recipe",
     "Run": "leftward.runs",
     "Tokenizer": "leftward.text.tokenizer",
+    "check": "leftward.proofs.checking",
     "load": "leftward.language_model",
+    "plan": "leftward.planning",
+    "preset": "leftward.presets",
     "resume": "leftward.runs",
     "train": "leftward.runs",
 }
@@ -49,7 +55,10 @@ __all__ = [
     "Run",
     "Tokenizer",
     "__version__",
+    "check",
     "load",
+    "plan",
+    "preset",
     "resume",
     "train",
 ]

@@ -188,11 +188,13 @@ class Config:
             object.__setattr__(self, "rope_scaling", _scaling_of(given, problems))
         mistyped = {name: problem for name in _TYPES if (problem := _type_problem(self, name, _TYPES[name]))}
         problems += mistyped.values()
+        wrong = set(mistyped)
         for names, is_right, message in _RULES:
-            if not mistyped.keys() & set(names) and not is_right(self):
+            if not wrong & set(names) and not is_right(self):  # a rule may reckon with what it reads
                 problems.append(message.format(**vars(self)))
-        if isinstance(self.rope_scaling, RopeScaling) and not mistyped:
-            problems += _scaling_problems(self, self.rope_scaling)
+                wrong |= set(names) if len(names) == 1 else set()
+        if isinstance(self.rope_scaling, RopeScaling):
+            problems += _scaling_problems(self, self.rope_scaling, wrong)
         if problems:
             raise ConfigError("; ".join(problems))
         self._derive()
@@ -249,13 +251,20 @@ class Config:
         Raises:
             ConfigError: unknown or missing keys, or values that don't fit.
         """
+        if not isinstance(values, dict):
+            raise ConfigError(f"the fields of a Config are {values!r}: they must be a mapping")
         valid = {f.name for f in dataclasses.fields(cls)}
-        unknown = [f"unknown key {key}: {nearest(key, valid)}" for key in values if key not in valid]
-        if unknown:
-            raise ConfigError("; ".join(unknown))
-        if "vocab_size" not in values:
-            raise ConfigError("vocab_size is missing")
-        return cls(**values)
+        problems = [f"unknown key {key}: {nearest(str(key), valid)}" for key in values if key not in valid]
+        known = {key: value for key, value in values.items() if key in valid}
+        if "vocab_size" not in known:
+            problems.append("vocab_size is missing")
+        try:
+            config = cls(**{"vocab_size": 1, **known})
+        except ConfigError as error:
+            problems.append(str(error))
+        if problems:
+            raise ConfigError("; ".join(problems))
+        return config
 
 
 def field_meanings() -> dict[str, str]:
@@ -345,25 +354,20 @@ def _rotary_pairs_up(config: Config) -> bool:
     return config.positions != "rotary" or (rotated > 0 and rotated % 2 == 0)
 
 
-def _scaling_problems(config: Config, scaling: RopeScaling) -> list[str]:
-    problems = [p for name, wanted in _SCALING_TYPES.items() if (p := _type_problem(scaling, name, wanted))]
-    if problems:
-        return [f"rope_scaling.{problem}" for problem in problems]
-    if config.positions != "rotary":
+def _scaling_problems(config: Config, scaling: RopeScaling, wrong: set[str]) -> list[str]:
+    """Args: wrong: fields of the Config that nothing can be reckoned with."""
+    mistyped = {name: p for name, wanted in _SCALING_TYPES.items() if (p := _type_problem(scaling, name, wanted))}
+    problems = list(mistyped.values())
+    for names, is_right, message in _SCALING_RULES:
+        if not mistyped.keys() & set(names) and not is_right(scaling):
+            problems.append(message.format(**vars(scaling)))
+    problems = [f"rope_scaling.{problem}" for problem in problems]
+    if "positions" not in wrong and config.positions != "rotary":
         problems.append(f"rope_scaling is for rotary positions, and these are {config.positions}")
-    if not 1 <= scaling.factor < math.inf:
-        problems.append(f"rope_scaling.factor is {scaling.factor}: it must be at least 1 and finite")
-    if scaling.original_max_seq_len is not None and not 0 < scaling.original_max_seq_len < _LIMIT:
-        problems.append(f"rope_scaling.original_max_seq_len is {scaling.original_max_seq_len}: it must be at least 1")
-    if not 0 < scaling.low_freq_factor < scaling.high_freq_factor < math.inf:
-        problems.append("rope_scaling.low_freq_factor must be above 0 and below high_freq_factor")
-    if not 0 < scaling.beta_slow < scaling.beta_fast < math.inf:
-        problems.append("rope_scaling.beta_slow must be above 0 and below beta_fast")
-    if scaling.attention_factor is not None and not 0 < scaling.attention_factor < math.inf:
-        problems.append(f"rope_scaling.attention_factor is {scaling.attention_factor}: it must be above 0 and finite")
-    if scaling.kind == "longrope":
+    factors = {"short_factors", "long_factors"} - mistyped.keys()
+    if scaling.kind == "longrope" and not wrong & {"d_model", "n_heads", "head_dim", "rope_fraction"}:
         pairs = round(_head_dim(config) * config.rope_fraction) // 2
-        for name in ("short_factors", "long_factors"):
+        for name in sorted(factors):
             if len(getattr(scaling, name)) != pairs:
                 problems.append(
                     f"rope_scaling.{name} has {len(getattr(scaling, name))} numbers: longrope needs one for each of "
@@ -371,6 +375,30 @@ def _scaling_problems(config: Config, scaling: RopeScaling) -> list[str]:
                 )
     return problems
 
+
+_SCALING_RULES: list[tuple[tuple[str, ...], Callable[[RopeScaling], bool], str]] = [
+    (("factor",), lambda s: 1 <= s.factor <= 1e6, "factor is {factor}: it must be at least 1 and at most a million"),
+    (
+        ("original_max_seq_len",),
+        lambda s: s.original_max_seq_len is None or 0 < s.original_max_seq_len < _LIMIT,
+        "original_max_seq_len is {original_max_seq_len}: it must be at least 1 and below 2^31",
+    ),
+    (
+        ("low_freq_factor", "high_freq_factor"),
+        lambda s: 0 < s.low_freq_factor < s.high_freq_factor < math.inf,
+        "low_freq_factor {low_freq_factor} must be above 0 and below high_freq_factor {high_freq_factor}",
+    ),
+    (
+        ("beta_slow", "beta_fast"),
+        lambda s: 1e-6 <= s.beta_slow < s.beta_fast <= 1e6,
+        "beta_slow {beta_slow} must be a millionth or more and below beta_fast {beta_fast}, and that a million or less",
+    ),
+    (
+        ("attention_factor",),
+        lambda s: s.attention_factor is None or 0 < s.attention_factor < math.inf,
+        "attention_factor is {attention_factor}: it must be above 0 and finite",
+    ),
+]
 
 # (fields that the rule reads, the rule, what to say when it is broken)
 _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [

@@ -23,6 +23,7 @@ from leftward.scaling_laws import (
     kaplan_loss_of_tokens,
 )
 
+_MOST = 1e30  # of any number that is given: beyond it floats end, and nothing is
 OptimizerName = Literal["muon", "adamw"]
 
 
@@ -364,13 +365,18 @@ def _kept_by_attention(config: Config, layer: int, seq_len: int, batch_size: int
     heads, kv_heads = config.n_heads, config.n_kv_heads
     is_rotated = config.positions == "rotary" and config.knows_positions(layer)
     has_slopes = config.positions in ("alibi", "alibi_mpt") and config.knows_positions(layer)
-    # What PyTorch's kernel lacks is written out, over keys and values repeated for each head.
+    # What PyTorch's kernel lacks is written out, over keys and values repeated for each head; so it does itself with a
+    # mask that has a gradient, as sinks have.
     is_written_out = config.attn_softcap is not None or config.attn_sinks or (has_slopes and size < 4)
     numbers = heads * config.head_dim  # the result
     if config.qk_norm != "none":
         numbers += (heads + kv_heads) * (config.head_dim + 1)
-    if is_written_out:
-        numbers += 3 * heads * config.head_dim
+    if is_written_out:  # q, the keys and values of each block of queries, and its result where they are joined
+        block = _query_block(config, layer, seq_len)
+        copies = _masked_pairs(config, layer, seq_len) / (block * seq_len)
+        padded = config.attn_sinks and config.attn_softcap is None  # by the sink's key
+        repeated = 2 * heads + (kv_heads * 4 // size if padded else 0)
+        numbers += round((heads * (1 + (block < seq_len)) + repeated * copies) * config.head_dim)
     else:
         if _window(config, layer, seq_len) < seq_len:  # worked in blocks of queries, whose results are kept, and joined
             numbers += heads * config.head_dim
@@ -381,12 +387,27 @@ def _kept_by_attention(config: Config, layer: int, seq_len: int, batch_size: int
     return of_tokens + _kept_scores(config, layer, seq_len, batch_size, size, has_slopes, is_written_out)
 
 
+def _query_block(config: Config, layer: int, seq_len: int) -> int:
+    """How many queries are worked on together, where the mask is a tensor (model/attention.py)."""
+    window = _window(config, layer, seq_len)
+    return seq_len if seq_len <= 512 else min(seq_len, max(256, window if window < seq_len else 0))
+
+
+def _masked_pairs(config: Config, layer: int, seq_len: int) -> int:
+    """Queries times the keys that their block can reach."""
+    window, block = _window(config, layer, seq_len), _query_block(config, layer, seq_len)
+    if window < seq_len:
+        return seq_len * min(seq_len, window + max(256, window))
+    return seq_len * (seq_len + block) // 2 if config.causal else seq_len**2
+
+
 def _kept_scores(
     config: Config, layer: int, seq_len: int, batch_size: int, size: int, has_slopes: bool, is_written_out: bool
 ) -> int:
     """At most, of attention that can't do without a mask or scores as tensors, worked in blocks of queries."""
-    window = _window(config, layer, seq_len)
-    pairs = seq_len * min(seq_len, window + max(256, window))
+    window, pairs = _window(config, layer, seq_len), _masked_pairs(config, layer, seq_len)
+    if is_written_out and config.attn_softcap is None and not has_slopes:
+        return batch_size * config.n_heads * pairs * 4
     if is_written_out:
         softcapped = 4 if config.attn_softcap is not None else 0
         rounded = size if size < 4 else 0
@@ -431,8 +452,8 @@ class Hardware:
         """With the device's figures. Its peak is that of 16-bit products, and stays unknown for another dtype."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not 0 < value < float("inf"):
-                raise UserError(f"{field.name} is {value:g}: it must be above 0 and finite")
+            if isinstance(value, int | float) and not 1 / _MOST <= value <= _MOST:
+                raise UserError(f"{field.name} is {_short(value)}: it must be between {1 / _MOST:g} and {_MOST:g}")
         if self.mfu is not None and self.mfu > 1:
             raise UserError(f"mfu is {self.mfu:g}: it is a share of the peak, at most 1")
         if self.mfu is not None and self.tokens_per_second is not None:
@@ -651,6 +672,10 @@ def plan(
     )
 
 
+def _short(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)[:40]
+
+
 def _check(config: Config, seq_len: int, batch_size: int, tokens: float | None, hardware: dict[str, Any]) -> None:
     if not 1 <= seq_len <= config.max_seq_len:
         raise UserError(
@@ -658,9 +683,9 @@ def _check(config: Config, seq_len: int, batch_size: int, tokens: float | None, 
             "more, set that too)"
         )
     if not 1 <= batch_size < 2**31:
-        raise UserError(f"batch_size is {batch_size}: it must be at least 1")
-    if tokens is not None and not 1 <= tokens < float("inf"):
-        raise UserError(f"tokens is {tokens:g}: it must be at least 1 and finite")
+        raise UserError(f"batch_size is {batch_size}: it must be at least 1 and below 2^31")
+    if tokens is not None and not 1 <= tokens <= _MOST:
+        raise UserError(f"tokens is {tokens:g}: it must be at least 1 and at most {_MOST:g}")
     valid = [field.name for field in dataclasses.fields(Hardware)]
     if unknown := [key for key in hardware if key not in valid]:
         raise UserError(f"unknown setting {unknown[0]}: {nearest(unknown[0], valid)}")

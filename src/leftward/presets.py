@@ -27,8 +27,8 @@ def preset(name: str, **overrides: Any) -> Config:
 
 def preset_settings(name: str) -> Settings:
     """The fields of Config that a published model sets. Raises: UserError, where no preset has this name."""
-    if name not in PRESETS:
-        hint = nearest(name.lower(), PRESETS)
+    if not isinstance(name, str) or name not in PRESETS:
+        hint = nearest(str(name).lower(), PRESETS)
         hint = hint if hint.startswith("did you mean") else "`leftward plan --list` shows all"
         raise UserError(f"no preset is called {name!r}: {hint}")
     return dict(PRESETS[name])

@@ -58,3 +58,62 @@ def test_a_prefix_that_sees_itself_is_read_in_one_pass() -> None:
     cache = KVCache(config, batch=1, capacity=6)
     with pytest.raises(ValueError, match="a prefix of 4 must be read in one pass"):
         decoder(ids[:, :3], cache, prefix_lengths=[4])
+
+
+def test_what_is_kept_of_a_prefix_has_seen_the_rest() -> None:
+    config = Config(**SMALL)
+    decoder, ids = random_decoder(config), random_ids(config, 1, 8)
+    cache = KVCache(config, batch=1, capacity=8)
+    with torch.inference_mode():
+        decoder(ids[:, :6], cache, prefix_lengths=[4])
+        with pytest.raises(ValueError, match="into prefixes"):
+            cache.fork([0]).rewind([3])
+        cache.rewind([4])
+        full = decoder(ids, prefix_lengths=[4])
+        torch.testing.assert_close(decoder(ids[:, 4:], cache), full[:, 4:])
+        cache.rewind([0])
+        torch.testing.assert_close(decoder(ids[:, :5], cache), decoder(ids[:, :5]))
+
+
+def test_a_used_cache_is_as_good_as_new() -> None:
+    config = Config(**SMALL)
+    decoder, ids = random_decoder(config), random_ids(config, 1, 6)
+    documents = torch.tensor([[0, 0, 0, 7, 7, 7]])
+    cache = KVCache(config, batch=1, capacity=6)
+    with torch.inference_mode():
+        decoder(ids[:, :4], cache, documents=torch.full((1, 4), 7))
+        cache.rewind([0])
+        decoder(ids[:, :3], cache)
+        later = decoder(ids[:, 3:], cache, documents=documents[:, 3:])
+        torch.testing.assert_close(later, decoder(ids, documents=documents)[:, 3:])
+
+
+def test_padding_that_sees_nothing_spoils_nothing() -> None:
+    """In a cached global layer the keys of padding are not written; in another document it then sees no key at all."""
+    config = Config(vocab_size=7, d_model=8, n_heads=2, n_layers=2, window=3, attention_pattern="GL", attn_softcap=2.0)
+    decoder, ids = random_decoder(config), random_ids(config, 1, 8)
+    documents = torch.tensor([[0, 0, 0, 9, 9, 9, 9, 9]])
+    cache = KVCache(config, 1, 40)
+    with torch.no_grad():
+        decoder(ids[:, :1], cache, documents=documents[:, :1])
+    later = decoder(ids[:, 1:], cache, [2], documents=documents[:, 1:])[:, :2]
+    torch.testing.assert_close(later, decoder(ids[:, :3])[:, 1:], atol=1e-5, rtol=1e-5)
+    gradients = torch.autograd.grad(later.sum(), [decoder.embed.weight, decoder.blocks[0].attn.qkv.weight])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_padding_may_reach_beyond_the_context() -> None:
+    config = Config(**SMALL, max_seq_len=12, positions="learned")
+    decoder, ids = random_decoder(config), random_ids(config, 2, 12)
+    cache = KVCache(config, batch=2, capacity=12)
+    with torch.inference_mode():
+        decoder(ids[:, :10], cache, [10, 2])
+        logits = decoder(ids[:, :5], cache, [1, 5])
+        alone = decoder(torch.cat((ids[1, :2], ids[1, :5]))[None])[0, 2:]
+    torch.testing.assert_close(logits[1], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"rewindable": -1}, {"capacity": 0}, {"batch": 0}])
+def test_a_cache_that_cannot_be(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="cannot be"):
+        KVCache(Config(**SMALL), **{"batch": 1, "capacity": 4, **wrong})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -211,6 +212,41 @@ def test_learned_positions_have_no_row_for_position_1024() -> None:
     decoder(torch.zeros(1, 1024, dtype=torch.long))
     with pytest.raises(ValueError, match="1025 tokens is longer than max_seq_len 1024"):
         decoder(torch.zeros(1, 1025, dtype=torch.long))
+
+
+IDS = torch.zeros(2, 5, dtype=torch.long)
+SIMPLE = Config(vocab_size=13, vocab_multiple=8, n_layers=1, d_model=8, n_heads=1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "match"),
+    [
+        (IDS, {"lengths": [6, 5]}, "lengths are"),
+        (IDS, {"lengths": [5]}, "lengths are"),
+        (IDS, {"lengths": [2.5, 5]}, "lengths are"),
+        (IDS, {"prefix_lengths": [-1, 0]}, "prefix_lengths are"),
+        (IDS, {"prefix_lengths": [6, 0]}, "a prefix of 6 must be read in one pass"),
+        (IDS, {"documents": torch.zeros(2, 6, dtype=torch.long)}, "documents are"),
+        (IDS, {"documents": torch.zeros(2, 5)}, "documents are"),
+        (IDS, {"prefix_embeddings": torch.zeros(1, 3, 8)}, "prefix_embeddings are"),
+        (IDS[0], {}, "ids are"),
+        (IDS.float(), {}, "ids are"),
+        (IDS[:, :0], {}, "nothing to read"),
+        (IDS[:0], {}, "nothing to read"),
+        (IDS + 13, {}, "id 13 is not in the vocabulary of 13"),
+        (IDS, {"cache": KVCache(SIMPLE, 1, 9)}, "the cache is one of 1 rows"),
+        (IDS, {"cache": KVCache(Config(vocab_size=13, window=2), 2, 9)}, "for another Config"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_errors(ids: torch.Tensor, asked: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Decoder(SIMPLE)(ids, **asked)
+
+
+def test_a_decoder_with_experts_can_be_copied_after_a_step() -> None:
+    decoder = Decoder(Config(vocab_size=13, n_layers=1, d_model=8, n_heads=1, n_experts=2)).train()
+    decoder(IDS)
+    copy.deepcopy(decoder)(IDS)
 
 
 # ---- right values from outside

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import leftward
-from leftward.cli import INTERRUPTED, generate, plan, quickstart, train
+from leftward.cli import INTERRUPTED, check, generate, plan, quickstart, train
 from leftward.errors import UserError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(generate.generate)
 app.command()(plan.plan)
+app.command()(check.check)
 
 
 _debug = False
@@ -66,7 +67,6 @@ def run() -> None:
         sys.stdout.flush()
         if code == INTERRUPTED:  # Ctrl-C where no verb answers it: while it is loading
             _leave("interrupted", INTERRUPTED)
-        sys.exit(code if isinstance(code, int) else 0)
     except SystemExit as leaving:
         if leaving.code != 1:
             raise
@@ -94,6 +94,7 @@ def run() -> None:
             sys.exit(0)
         command = getattr(getattr(error, "ctx", None), "command_path", "leftward")
         _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:

@@ -439,7 +439,16 @@ def _python_reference() -> Iterator[str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError(f"this Python was installed without its reference ({BUILTIN}): give a text of yours") from None
-    for name in sorted(topics):
+    # A section stands under several topics. One that is for the most part in longer ones is left out: with a copy in
+    # training, validation would measure memory.
+    seen: set[str] = set()
+    kept = []
+    for name in sorted(topics, key=lambda name: (-len(topics[name]), name)):
+        paragraphs = {part: len(part) for part in topics[name].split("\n\n")}
+        if sum(length for part, length in paragraphs.items() if part not in seen) > len(topics[name]) / 2:
+            kept.append(name)
+            seen |= paragraphs.keys()
+    for name in sorted(kept):
         yield topics[name]
 
 

@@ -149,7 +149,8 @@ def _attend_masked(
         scores = (q @ k.mT).float().mul_(scale / softcap).tanh_() * softcap
     if bias is not None:
         scores += bias
-    scores.masked_fill_(~visible, -torch.inf)
+    # The least number and not −∞: a padded query may see no key at all, and a NaN would find its way to the real ones.
+    scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
     if sinks is not None:
         weights = torch.cat((scores, _column(sinks, scores)), dim=-1).softmax(dim=-1)[..., :-1]
     else:

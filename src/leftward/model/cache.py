@@ -44,6 +44,9 @@ class KVCache:
         device: torch.device | str = "cpu",
         rewindable: int = 16,
     ) -> None:
+        if batch < 1 or capacity < 1 or rewindable < 0:
+            raise ValueError(f"a KV cache of {batch} rows, {capacity} tokens, {rewindable} rewindable cannot be")
+        self.config = config
         self.capacity = capacity
         self.window = config.window
         ring = capacity if config.window is None else min(capacity, config.window + rewindable)
@@ -54,6 +57,8 @@ class KVCache:
         self.lengths = [0] * batch  # tokens held, a row
         self.documents: Tensor | None = None
         """[batch, capacity]: the number of each place's document, where there are several."""
+        self.prefix_lengths = [0] * batch
+        """How many of each row's tokens have seen each other, whatever their order."""
         self._ring = ring
         self._longest = [0] * batch  # that each row has been, which says what its rings have overwritten
         self._n_new, self._counts = 0, [0] * batch
@@ -132,8 +137,12 @@ class KVCache:
         Raises:
             ValueError: a row is shorter than that, or its window has rolled too far to get back what it held then.
         """
-        if any(not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
+        if any(type(new) is not int or not 0 <= new <= old for new, old in zip(lengths, self.lengths, strict=True)):
             raise ValueError(f"cannot rewind rows of {self.lengths} tokens to {lengths}")
+        if any(0 < new < prefix for new, prefix in zip(lengths, self.prefix_lengths, strict=True)):
+            raise ValueError(
+                f"cannot rewind to {lengths}, into prefixes of {self.prefix_lengths}: what is kept has seen the rest"
+            )
         if self._rolls:
             assert self.window is not None
             for new, longest in zip(lengths, self._longest, strict=True):
@@ -144,16 +153,20 @@ class KVCache:
                         f"and {self._ring - self.window} tokens can be taken back (rewindable)"
                     )
         self.lengths = list(lengths)
+        self.prefix_lengths = [prefix if new else 0 for new, prefix in zip(lengths, self.prefix_lengths, strict=True)]
         self._longest = [longest if new else 0 for new, longest in zip(lengths, self._longest, strict=True)]
 
     def fork(self, rows: list[int]) -> KVCache:
         """A cache whose row i starts as a copy of this one's row rows[i]; the two share nothing."""
+        if not rows or not all(0 <= row < len(self.lengths) for row in rows):
+            raise ValueError(f"cannot fork rows {rows} of a cache of {len(self.lengths)}")
         child = object.__new__(KVCache)
         child.__dict__.update(self.__dict__)
         child.keys = [keys[rows] for keys in self.keys]  # a list as index copies
         child.values = [values[rows] for values in self.values]
         child.documents = None if self.documents is None else self.documents[rows]
         child.lengths = [self.lengths[row] for row in rows]
+        child.prefix_lengths = [self.prefix_lengths[row] for row in rows]
         child._longest = [self._longest[row] for row in rows]
         child._counts = [0] * len(rows)
         return child

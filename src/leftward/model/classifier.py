@@ -29,7 +29,7 @@ class Classifier(nn.Module):
 def last_hidden(decoder: Decoder, ids: Tensor, lengths: list[int] | None = None) -> Tensor:
     """What the head reads at each row's last real token: [B, T] → [B, D]."""
     lengths = [ids.shape[1]] * len(ids) if lengths is None else lengths
-    if min(lengths) < 1:
-        raise ValueError(f"rows of {lengths} tokens: each needs at least one to be read")
+    if len(lengths) != len(ids) or min(lengths) < 1:
+        raise ValueError(f"{len(ids)} rows of {lengths} tokens: each needs at least one to be read")
     last = torch.tensor(lengths, device=ids.device) - 1
     return decoder.hidden(ids, lengths=lengths)[torch.arange(len(ids), device=ids.device), last]

@@ -64,7 +64,8 @@ class Decoder(nn.Module):
             logits [B, P + T, vocab_size]
 
         Raises:
-            ValueError: a position beyond max_seq_len, or more tokens than the cache can hold.
+            ValueError: a position beyond max_seq_len, more tokens than the cache can hold, or arguments that don't fit
+                each other.
         """
         return self.logits(
             self.hidden(
@@ -89,6 +90,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """What the head reads: the residual stream after the last norm, [B, P + T, D]. Arguments as in `forward`."""
         config = self.config
+        _check_arguments(config, ids, cache, lengths, documents, prefix_lengths, prefix_embeddings)
         x = self.embed(ids)  # [B, T, D]
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
@@ -97,8 +99,8 @@ class Decoder(nn.Module):
         batch, n_new, _ = x.shape
         starts = cache.lengths if cache is not None else [0] * batch
         counts = [n_new] * batch if lengths is None else lengths
-        if max(starts) + n_new > config.max_seq_len:
-            longest = max(starts) + n_new
+        longest = max(start + count for start, count in zip(starts, counts, strict=True))
+        if longest > config.max_seq_len:
             raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {config.max_seq_len}")
         if cache is not None:
             cache.begin(n_new, counts)
@@ -106,6 +108,7 @@ class Decoder(nn.Module):
         places = torch.tensor(rows, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
         documents = _all_documents(documents, cache, starts, n_new)
         positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
+        positions = positions.clamp(max=config.max_seq_len - 1)  # padding may reach further
 
         if self.position_embed is not None:
             x = x + self.position_embed(positions + config.position_offset)
@@ -131,6 +134,8 @@ class Decoder(nn.Module):
             x = block(x, masks[kind], angles[kind], cache)
         if cache is not None:
             cache.advance()
+            if prefix_lengths is not None:
+                cache.prefix_lengths = list(map(max, cache.prefix_lengths, prefix_lengths))
         return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -157,6 +162,41 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
+def _check_arguments(
+    config: Config,
+    ids: Tensor,
+    cache: KVCache | None,
+    lengths: list[int] | None,
+    documents: Tensor | None,
+    prefix_lengths: list[int] | None,
+    prefix_embeddings: Tensor | None,
+) -> None:
+    """What would be a wrong result in silence is an error."""
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise ValueError(f"ids are {ids.dtype} {list(ids.shape)}: they must be integers [B, T]")
+    batch = len(ids)
+    n_new = ids.shape[1] + (0 if prefix_embeddings is None else prefix_embeddings.shape[-2])
+    if not batch or not n_new:
+        raise ValueError(f"ids {list(ids.shape)} hold nothing to read")
+    if config.padded_vocab_size > config.vocab_size and not (ids < config.vocab_size).all():
+        raise ValueError(f"id {int(ids.max())} is not in the vocabulary of {config.vocab_size}")
+    if cache is not None and (len(cache.lengths) != batch or cache.config not in (config, None)):
+        raise ValueError(
+            f"the cache is one of {len(cache.lengths)} rows for another Config, or for other than {batch} rows"
+        )
+    if prefix_embeddings is not None and (prefix_embeddings.ndim, len(prefix_embeddings)) != (3, batch):
+        raise ValueError(f"prefix_embeddings are {list(prefix_embeddings.shape)}: they must be [{batch}, P, d_model]")
+    if documents is not None and (documents.is_floating_point() or documents.shape != (batch, n_new)):
+        raise ValueError(
+            f"documents are {documents.dtype} {list(documents.shape)}: they must be [{batch}, {n_new}] integers"
+        )
+    for name, counts, most in (("lengths", lengths, n_new), ("prefix_lengths", prefix_lengths, config.max_seq_len)):
+        if counts is not None and (
+            len(counts) != batch or any(type(n) is not int or not 0 <= n <= most for n in counts)
+        ):
+            raise ValueError(f"{name} are {counts}: they must be {batch} whole numbers from 0 to {most}")
+
+
 def _all_documents(documents: Tensor | None, cache: KVCache | None, starts: list[int], n_new: int) -> Tensor | None:
     """The numbers of the documents of all places up to the last, [B, S], also kept in the cache; None: there is one."""
     if cache is None:
@@ -170,8 +210,11 @@ def _all_documents(documents: Tensor | None, cache: KVCache | None, starts: list
     if short > 0:  # padding may reach beyond what the cache has to hold
         cache.documents = torch.nn.functional.pad(cache.documents, (0, short))
     for row, start in enumerate(starts):
-        last = cache.documents[row, max(0, start - 1)].clone()
-        cache.documents[row, start : start + n_new] = last if documents is None else documents[row]
+        if documents is not None:
+            cache.documents[row, start : start + n_new] = documents[row]
+        else:
+            last = cache.documents[row, start - 1].clone() if start else 0
+            cache.documents[row, start : start + n_new] = last
     return cache.documents[:, : max(starts) + n_new]
 
 
@@ -192,7 +235,9 @@ def _mask(
     if prefix_lengths is not None:
         for start, count, length in zip(starts, counts, prefix_lengths, strict=True):
             if length > start and (start > 0 or length > count):
-                raise ValueError(f"a prefix of {length} must be read in one pass; this one reads {start} to {count}")
+                raise ValueError(
+                    f"a prefix of {length} must be read in one pass; this one reads {count} tokens behind {start}"
+                )
         prefix = torch.tensor(prefix_lengths, device=device)[:, None]
     of_documents = None
     if documents is not None:

@@ -40,7 +40,11 @@ class Experts(nn.Module):
         self.down = _Stacked(config.n_experts, config.d_ff, config.d_model, config.ff_bias)
         self.shared = FeedForward(config, config.d_shared) if config.d_shared else None
         self.balance_loss: Tensor | None = None
-        """Of the last forward pass in training: 1 where experts are used evenly, n_experts where one has all."""
+        """Of the last forward pass in training: 1 where experts are used evenly, n_experts where one has all. Padding
+        counts like any token."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "balance_loss": None}  # a copy has not run yet
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] → [B, T, D]
         tokens = x.flatten(0, 1)  # [N, D]
