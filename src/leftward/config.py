@@ -141,6 +141,8 @@ class Config:
     no norm before the head (the original; GPT-1). sandwich: x + norm(f(norm(x))) (Gemma 2). output: x + norm(f(x))
     (OLMo 2, arXiv 2501.00656). parallel: x + attention(norm(x)) + feed_forward(norm(x)) with a norm each (GPT-NeoX);
     parallel_shared: with one (GPT-J)."""
+    residual_scale: float = 1.0
+    """What each sublayer's output is multiplied by before it adds to the stream (Granite)."""
     norm: Norm = "rmsnorm"
     """rmsnorm: Zhang and Sennrich 2019, arXiv 1910.07467. layernorm: Ba et al. 2016, arXiv 1607.06450."""
     norm_weight: NormWeight = "plain"
@@ -324,7 +326,7 @@ _POSITIVE = (
     *("window", "d_ff", "n_experts_per_token"),
 )
 _NOT_NEGATIVE = ("position_offset", "n_experts", "d_shared")
-_POSITIVE_FLOATS = (*("attn_scale", "attn_softcap", "embed_scale", "logit_scale", "logit_softcap"),)
+_POSITIVE_FLOATS = (*("attn_scale", "attn_softcap", "embed_scale", "residual_scale", "logit_scale", "logit_softcap"),)
 
 
 def _is_within(name: str, least: float, limit: float) -> Callable[[Config], bool]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from leftward import Config
 from leftward.errors import UserError
+from leftward.formats.families import FAMILIES
 from leftward.formats.hf import config_from_hf, family_of, from_hf, to_hf
 from leftward.formats.run import build_decoder, load_model, save_model
 from random_models import configs, random_decoder, random_ids
@@ -160,22 +161,20 @@ def test_absent_keys_mean_what_the_class_means() -> None:
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
         ({"model_type": None}, "model_type None"),
         ({"model_type": ["llama"]}, "model_type"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' (rope_scaling)"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' (rope_scaling)"),
+        ({"rope_scaling": {"type": "mrope", "factor": 2.0}}, "scaled with 'mrope'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_slwo": 2.0}}, "beta_slwo is not supported"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' (rope_parameters)"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer to layer"),
-        ({"partial_rotary_factor": 0.5}, "part of each head (0.5)"),
-        ({"sliding_window": 32}, "sliding window (32 tokens)"),
+        ({"rope_parameters": {"full_attention": 3}}, "each kind of layer"),
+        ({"model_type": "bloom", "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"sliding_window": 32}, "sliding_window 32 is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"layer_types": 3}, "layer_types"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"hidden_size": "32"}, "d_model is '32'"),
         ({"hidden_size": [32]}, "hidden_size is [32]"),
         ({"num_attention_heads": 5, "num_key_value_heads": 2}, "not divisible"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8}, "sliding window (8 tokens)"),
         ({"vocab_size": -1}, "vocab_size is -1"),
     ],
 )
@@ -186,18 +185,22 @@ def test_what_a_config_cannot_say_is_refused_by_name(changes: dict[str, Any], wo
     assert "\n" not in str(caught.value)
 
 
-def test_a_window_as_long_as_the_context_hides_nothing() -> None:
-    assert config_from_hf({**LLAMA_JSON, "sliding_window": 96}).max_seq_len == 96
+MORE_KEYS = (
+    *("rope_theta", "head_dim", "n_embd", "n_positions", "leftward", "layer_types", "rope_scaling", "rope_parameters"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern", "no_rope_layers"),
+    *("no_rope_layer_interval", "query_pre_attn_scalar", "logits_scaling", "attn_config", "attention_types", "n_head"),
+    *("num_layers", "num_kv_heads", "num_local_experts", "rotary_dim", "n_layer", "window_size", "attention_layers"),
+)
 
 
 @given(
     st.dictionaries(
-        st.sampled_from([*LLAMA_JSON, "rope_theta", "head_dim", "n_embd", "n_positions", "leftward", "layer_types"]),
+        st.sampled_from([*LLAMA_JSON, *MORE_KEYS]),
         st.none() | st.booleans() | st.integers(-5, 70) | st.floats() | st.text(max_size=3) | st.just([]) | st.just({}),
     ),
-    st.sampled_from(["llama", "qwen3", "gpt2", "starcoder2", "leftward"]),
+    st.sampled_from([family.model_type for family in FAMILIES]),
 )
-@settings(max_examples=200)
+@settings(max_examples=400)
 def test_a_damaged_config_json_is_a_user_error(changes: dict[str, Any], model_type: str) -> None:
     with contextlib.suppress(UserError):
         config_from_hf({**LLAMA_JSON, "model_type": model_type, **changes})
@@ -276,7 +279,7 @@ def test_a_config_json_cannot_make_us_build_a_giant() -> None:
 def test_what_a_class_cannot_say_is_not_saved_as_it() -> None:
     """Every field that a table does not name has to have its default; no variant is lost in silence."""
     changes: list[dict[str, Any]] = [
-        {"window": 4},
+        {"window": 4, "qk_norm": "whole"},
         {"causal": False},
         {"attn_scale": 0.3},
         {"attn_softcap": 9.0},
@@ -286,12 +289,12 @@ def test_what_a_class_cannot_say_is_not_saved_as_it() -> None:
         {"position_pattern": "PN"},
         {"rope_fraction": 0.5},
         {"rope_pairing": "adjacent"},
-        {"rope_scaling": {"kind": "linear", "factor": 2.0}},
+        {"rope_scaling": {"kind": "dynamic", "factor": 2.0, "original_max_seq_len": 5}},
         {"block": "sandwich"},
         {"norm_weight": "one_plus"},
         {"embed_norm": True},
-        {"feed_forward": "geglu"},
-        {"n_experts": 2},
+        {"feed_forward": "relu2"},
+        {"n_experts": 2, "d_shared": 8},
         {"head_bias": True},
         {"embed_scale": 2.0},
         {"logit_scale": 2.0},

@@ -202,8 +202,8 @@ def test_wrong_weights_are_named_with_their_file(saved: Path) -> None:
 def test_an_unsupported_feature_is_named_with_its_file(saved: Path) -> None:
     path = saved / "config.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "use_sliding_window": True, "sliding_window": 4}))
-    _refused(saved, f"{path}: a sliding window (4 tokens) is not supported yet")
+    path.write_text(json.dumps({**content, "rope_parameters": {"rope_type": "mrope"}}))
+    _refused(saved, f"{path}: rotary positions scaled with 'mrope' are not supported yet")
 
 
 def test_a_tokenizer_that_is_too_large_for_the_model(saved: Path) -> None:

@@ -1,7 +1,7 @@
 """Our Config and weights ↔ the config.json and tensors of a Hugging Face class. Files are run.py's business.
 
-Reading refuses what a Config cannot say (a sliding window, scaled rotary angles …) by name: a setting that is ignored
-in silence gives a model that almost works.
+Reading refuses what a Config cannot say by name: a setting that is ignored in silence gives a model that almost works.
+Writing takes a class only where reading what was written gives the Config back.
 """
 
 from __future__ import annotations
@@ -13,31 +13,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leftward.config import Config, ConfigError
+from leftward.config import Config
 from leftward.errors import UserError
 from leftward.formats.families import FAMILIES, LEFTWARD
-from leftward.formats.family import SAME, Family, Op
+from leftward.formats.family import SAME, Family, Op, Rule, Setting
 from leftward.model.decoder import Decoder
 
 OWN_KEY = "leftward"
 """The key of config.json for what the class has no key for; transformers keeps it and looks no further."""
 _NEUTRAL_FIELDS = ("dropout", "vocab_multiple")
-"""The fields that may stand there: they change nothing of what a finished model says."""
+_PATTERNS = ("attention_pattern", "position_pattern", "window")
+"""The fields that may stand there: they change nothing of what a finished model says. Of a pattern, its letters beyond
+what the layers spell out."""
 
 
 def family_of(config: Config) -> str | None:
     """The model_type under which transformers, vLLM and the like load what is saved from `config`; None: they can't."""
-    family = _table_of(config)
+    family, _ = _best_table(config)
     return None if family is LEFTWARD else family.model_type
 
 
-def to_hf(config: Config, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_hf(
+    config: Config, state: Mapping[str, Tensor], model_type: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and the tensors under their names, from a Decoder's state dict.
 
     The tensors are views of ours where the class keeps them alike.
+
+    Args:
+        model_type: the class to prefer, of those that can say all of `config`: the one that a model came from.
     """
-    family = _table_of(config)
-    return _write_config(family, config, state["embed.weight"].dtype), _write_tensors(family, config, state)
+    family, config_json = _best_table(config, model_type)
+    name = str(state["embed.weight"].dtype).removeprefix("torch.")
+    config_json |= {"torch_dtype": name, "dtype": name}  # the name in transformers 4, and in 5
+    return config_json, _write_tensors(family, config, state)
 
 
 def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
@@ -47,7 +56,7 @@ def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tu
         UserError: config.json asks for what is not supported, or the tensors are not those that it describes.
     """
     config = config_from_hf(config_json)
-    family = _table_named(config_json["model_type"])
+    family = next(table for table in _tables_named(config_json["model_type"]) if table.suits(config))
     tensors = _under_full_names(family, tensors)
     if config.n_layers > len(tensors):  # before anything of that size is built
         raise UserError(f"{config.n_layers} layers are said, but the file has only {len(tensors)} tensors")
@@ -57,7 +66,7 @@ def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tu
     _check_tensors(_write_tensors(family, config, meta), tensors)
     state = {
         ours: op.read(config, [tensors[name] for name in theirs]).contiguous()
-        for ours, theirs, op in _pairs(family, meta)
+        for ours, theirs, op in _pairs(family, config, meta)
     }
     return config, state
 
@@ -66,38 +75,11 @@ def config_from_hf(config_json: Mapping[str, Any]) -> Config:
     """The Config that `config_json` describes. Raises: UserError, naming the feature that is not supported."""
     if "model_type" not in config_json:
         raise UserError("no model_type is given, so this describes no model")
-    family = _table_named(config_json["model_type"])
-    given = {key: value for key, value in config_json.items() if value is not None}
-    if family is LEFTWARD:
-        return Config.from_dict({key: given[key] for key in Config.__dataclass_fields__ if key in given})
-    for setting in family.settings:
-        if isinstance(given.get(setting.theirs), list | dict):
-            raise UserError(f"{setting.theirs} is {given[setting.theirs]!r}: it must be one value")
-    given = _flatten_rotary(given)
-    for key, default in family.defaults.items():
-        given.setdefault(key, default(given) if callable(default) else default)
-    _refuse_features(given)
-    for key, only in family.constants.items():
-        if given.get(key, only) != only:
-            raise UserError(f"{family.model_type} with {key} {given[key]!r} is not supported yet, only with {only!r}")
-    values: dict[str, Any] = dict(family.fixed)
-    for setting in family.settings:
-        if setting.theirs not in given:
-            raise UserError(f"no {setting.theirs} is given, which {family.model_type} needs")
-        value = given[setting.theirs]
-        if setting.values is not None:
-            if not isinstance(value, str) or value not in setting.values:
-                raise UserError(f"{setting.theirs} {value!r} is not supported yet: {', '.join(setting.values)} are")
-            value = setting.values[value]
-        values.update(dict.fromkeys(setting.fields, value))
-    dropouts = {given.get(key, 0.0) for key in family.dropouts if isinstance(given.get(key, 0.0), float | int)}
-    # Ours acts in three places; a class that knows fewer, or sets them apart, says something else.
-    if len(family.dropouts) == 3 and len(dropouts) == 1:
-        values["dropout"] = dropouts.pop()
-    own = given.get(OWN_KEY)
-    if isinstance(own, dict):
-        values.update({key: value for key, value in own.items() if key in _NEUTRAL_FIELDS})
-    return Config(**values)
+    tables = _tables_named(config_json["model_type"])
+    config = _read_config(tables[0], config_json)
+    if not any(table.suits(config) for table in tables):
+        raise UserError(f"{config_json['model_type']} with these settings is not supported")
+    return config
 
 
 def meta_state(config: Config) -> dict[str, Tensor]:
@@ -113,35 +95,91 @@ def meta_state(config: Config) -> dict[str, Tensor]:
 # ---- config.json
 
 
-def _table_of(config: Config) -> Family:
-    return next(family for family in FAMILIES if _expresses(family, config))
+def _best_table(config: Config, preferred: str | None = None) -> tuple[Family, dict[str, Any]]:
+    """The first family that says all of `config`, and its config.json: reading that gives `config` back."""
+    for family in sorted(FAMILIES, key=lambda family: family.model_type != preferred):
+        if (config_json := _write_config(family, config)) is not None:
+            return family, config_json
+    raise AssertionError("the last family is our own")
 
 
-def _table_named(model_type: Any) -> Family:
-    for family in FAMILIES:
-        if family.model_type == model_type:
-            return family
-    known = ", ".join(family.model_type for family in FAMILIES)
+def _tables_named(model_type: Any) -> list[Family]:
+    if tables := [family for family in FAMILIES if family.model_type == model_type]:
+        return tables
+    known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
     raise UserError(f"model_type {model_type!r} is not supported yet: {known} are")
 
 
-def _expresses(family: Family, config: Config) -> bool:
-    """Whether what the class can say, and the defaults for all that it can't, is this Config."""
+def _read_config(family: Family, config_json: Mapping[str, Any]) -> Config:
+    given = _Given({key: value for key, value in config_json.items() if value is not None})
     if family is LEFTWARD:
-        return True
-    said = {name: getattr(config, name) for name in _NEUTRAL_FIELDS}
-    for setting in family.settings:
-        values = {getattr(config, name) for name in setting.fields}
-        if len(values) > 1 or (setting.values is not None and not values <= set(setting.values.values())):
-            return False
-        said.update(dict.fromkeys(setting.fields, values.pop()))
+        return Config.from_dict({key: given[key] for key in Config.__dataclass_fields__ if key in given})
     try:
-        return Config(**{**said, **family.fixed}) == config and family.suits(config)
-    except ConfigError:
-        return False
+        return _read_settings(family, given)
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"no {error.args[0]} is given, which {family.model_type} needs") from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UserError(f"its settings do not fit {family.model_type} ({error})") from None
 
 
-def _write_config(family: Family, config: Config, dtype: torch.dtype) -> dict[str, Any]:
+class _Given(dict[str, Any]):
+    """config.json, which remembers what it was asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def _read_settings(family: Family, given: _Given) -> Config:
+    for key, default in family.defaults.items():
+        if key not in given:
+            given[key] = default(given) if callable(default) else default
+    for key, only in family.constants.items():
+        if given.get(key, only) != only:
+            raise UserError(f"{family.model_type} with {key} {given[key]!r} is not supported yet, only with {only!r}")
+    values: dict[str, Any] = dict(family.fixed)
+    for setting in family.settings:
+        if isinstance(setting, Setting):
+            values.update(dict.fromkeys(setting.fields, _value_of(setting, given, family)))
+    for setting in family.settings:
+        if isinstance(setting, Rule):
+            values.update(setting.read(given))
+    _refuse_unread(family, given)
+    dropouts = {given.get(key, 0.0) for key in family.dropouts if isinstance(given.get(key, 0.0), float | int)}
+    # Ours acts in three places; a class that knows fewer, or sets them apart, says something else.
+    if len(family.dropouts) == 3 and len(dropouts) == 1:
+        values["dropout"] = dropouts.pop()
+    own = given.get(OWN_KEY)
+    if isinstance(own, dict):
+        values.update({key: value for key, value in own.items() if key in _NEUTRAL_FIELDS + _PATTERNS})
+    return Config(**values)
+
+
+def _value_of(setting: Setting, given: Mapping[str, Any], family: Family) -> Any:
+    if setting.theirs not in given:
+        raise UserError(f"no {setting.theirs} is given, which {family.model_type} needs")
+    value = given[setting.theirs]
+    if isinstance(value, list | dict):
+        raise UserError(f"{setting.theirs} is {value!r}: it must be one value")
+    if setting.values is None:
+        return value
+    if not isinstance(value, str) or value not in setting.values:
+        raise UserError(f"{setting.theirs} {value!r} is not supported yet: {', '.join(setting.values)} are")
+    return setting.values[value]
+
+
+def _write_config(family: Family, config: Config) -> dict[str, Any] | None:
+    """config.json as the class has it; None where it can't say all of `config`."""
     # Null where the tokenizer has not spoken yet: the classes' own defaults are ids of somebody else's vocabulary.
     config_json: dict[str, Any] = {
         "model_type": family.model_type,
@@ -151,82 +189,77 @@ def _write_config(family: Family, config: Config, dtype: torch.dtype) -> dict[st
         "pad_token_id": None,
     }
     if family is LEFTWARD:
-        config_json |= config.to_dict()
+        return config_json | config.to_dict()
     for setting in family.settings:
+        if isinstance(setting, Rule):
+            config_json |= setting.write(config)
+            continue
         value = getattr(config, setting.fields[0])
         if setting.values is not None:
-            value = next(theirs for theirs, ours in setting.values.items() if ours == value)
+            value = next((theirs for theirs, ours in setting.values.items() if ours == value), None)
         config_json[setting.theirs] = value
     config_json |= family.constants
     config_json |= dict.fromkeys(family.dropouts, config.dropout)
-    if "rope_theta" in config_json:  # where transformers 5 looks; version 4, vLLM and llama.cpp read rope_theta
-        config_json["rope_parameters"] = {"rope_type": "default", "rope_theta": config_json["rope_theta"]}
-    name = str(dtype).removeprefix("torch.")
-    config_json |= {"torch_dtype": name, "dtype": name}  # the name in transformers 4, and in 5
-    if (back := config_from_hf(config_json)) != config:
-        unsaid = {key: value for key, value in config.to_dict().items() if getattr(back, key) != value}
-        assert unsaid.keys() <= set(_NEUTRAL_FIELDS), f"the table of {family.model_type} loses {unsaid}"
-        config_json[OWN_KEY] = unsaid
-    return config_json
+    try:
+        back = _read_config(family, config_json)
+    except UserError:
+        return None
+    unsaid = {name: value for name, value in vars(config).items() if getattr(back, name) != value}
+    if not family.suits(config) or not all(_is_neutral(name, config, back) for name in unsaid):
+        return None
+    return config_json | {OWN_KEY: unsaid} if unsaid else config_json
 
 
-def _flatten_rotary(given: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta where transformers 4 has it, whichever version wrote the file. Refuses scaled angles."""
-    given = dict(given)
-    for key in ("rope_scaling", "rope_parameters"):
-        rotary = given.pop(key, None) or {}
-        if not isinstance(rotary, dict):
-            raise UserError(f"{key} is {rotary!r}: it must be an object")
-        kind = rotary.get("rope_type", rotary.get("type", "default"))
-        if kind != "default":
-            raise UserError(f"rotary positions scaled with {kind!r} ({key}) are not supported yet")
-        if any(isinstance(value, dict) for value in rotary.values()):
-            raise UserError(f"rotary positions that differ from layer to layer ({key}) are not supported yet")
-        for name in ("rope_theta", "partial_rotary_factor"):
-            if name in rotary:
-                given[name] = rotary[name]
-    return given
+def _is_neutral(name: str, config: Config, back: Config) -> bool:
+    """Whether a difference in this field changes nothing of what a finished model says."""
+    if name == "window":  # of layers of which there is none
+        return not any(map(config.is_local, range(config.n_layers)))
+    if name in _PATTERNS:
+        layers = range(config.n_layers)
+        kinds = [[(c.is_local(layer), c.knows_positions(layer)) for layer in layers] for c in (config, back)]
+        return kinds[0] == kinds[1]
+    return name in _NEUTRAL_FIELDS
 
 
-def _refuse_features(given: Mapping[str, Any]) -> None:
+# Keys that change what a model says, in whichever class they stand.
+_TELLING = ("sliding_window", "layer_types", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+
+
+def _refuse_unread(family: Family, given: _Given) -> None:
+    for key in _TELLING:
+        if key in given and key not in given.asked:
+            raise UserError(f"{family.model_type} with {key} {str(given[key])[:100]} is not supported")
     if "quantization_config" in given:
         quantization = given["quantization_config"]
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"weights quantised with {method} (quantization_config) are not supported yet")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"rotary positions on a part of each head ({given['partial_rotary_factor']}) are not supported")
-    window = given.get("sliding_window")
-    if window is not None and given.get("use_sliding_window", True):
-        # A window as long as the longest sequence hides nothing.
-        longest = given.get("max_position_embeddings")
-        if not (isinstance(window, int) and isinstance(longest, int) and window >= longest):
-            raise UserError(f"a sliding window ({window!r} tokens) is not supported yet")
-    layer_types = given.get("layer_types", [])
-    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-        raise UserError(f"layers of several kinds (layer_types {layer_types}) are not supported yet")
 
 
 # ---- tensors
 
 
-def _pairs(family: Family, names: Iterable[str]) -> Iterator[tuple[str, list[str], Op]]:
+def _pairs(family: Family, config: Config, names: Iterable[str]) -> Iterator[tuple[str, list[str], Op]]:
     """Each of our tensor names with theirs and what is done on the way."""
     rows = {row.ours: row for row in family.rows}
     for name in names:
         if family is LEFTWARD:
             yield name, [name], SAME
             continue
-        module, _, kind = name.rpartition(".")
-        layer = re.search(r"\.(\d+)\.", module)
-        row = rows[module if layer is None else module.replace(layer[0], ".{i}.", 1)]
+        layer = re.search(r"\.(\d+)\.", name)
+        pattern = name if layer is None else name.replace(layer[0], ".{i}.", 1)
+        module, _, kind = pattern.rpartition(".")
+        row, ending = (rows[pattern], "") if pattern in rows else (rows[module], f".{kind}")
         number = "" if layer is None else layer[1]
-        yield name, [f"{theirs.replace('{i}', number)}.{kind}" for theirs in row.theirs], row.op
+        theirs = [their.replace("{i}", number) + ending for their in row.theirs]
+        if "{e}" in theirs[0]:
+            theirs = [their.replace("{e}", str(e)) for e in range(config.n_experts) for their in theirs]
+        yield name, theirs, row.op
 
 
 def _write_tensors(family: Family, config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state = _without_head(config, state)
     tensors: dict[str, Tensor] = {}
-    for ours, theirs, op in _pairs(family, state):
+    for ours, theirs, op in _pairs(family, config, state):
         tensors |= zip(theirs, op.write(config, state[ours]), strict=True)
     return tensors
 
@@ -240,7 +273,7 @@ def _under_full_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(family.buffers)}
     if any(name.startswith(family.prefix) for name in tensors):
         return tensors
-    return {name if name.startswith("lm_head.") else family.prefix + name: t for name, t in tensors.items()}
+    return {name if name.startswith(family.head) else family.prefix + name: t for name, t in tensors.items()}
 
 
 def _without_tied_head(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

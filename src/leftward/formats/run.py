@@ -33,18 +33,20 @@ def save_model(
     state: Mapping[str, Tensor],
     tokenizer: Tokenizer | None = None,
     generation: Mapping[str, Any] | None = None,
+    model_type: str | None = None,
 ) -> None:
     """Write a model directory. The weights come last, so that a directory that has them has the rest.
 
     Args:
         state: a Decoder's state dict; its dtype is the file's.
         generation: what generation_config.json says beside the tokenizer's special ids.
+        model_type: the Hugging Face class to prefer, where several can say all of `config`.
 
     Raises:
         UserError: the disk refuses; the files that were there are as they were.
     """
     state = {name.replace(_COMPILED, ""): tensor for name, tensor in state.items()}
-    config_json, _ = to_hf(config, state)
+    config_json, tensors = to_hf(config, state, model_type)
     ids = {} if tokenizer is None else {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def save_model(
     named = {key: value for key, value in ids.items() if value is not None}
     files.write_json(directory / "generation_config.json", named | dict(generation or {}))
     files.write_json(directory / "config.json", config_json | ids)
-    save_weights(directory, config, state)
+    write_tensors(directory / WEIGHTS, tensors)
 
 
 def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:

@@ -36,6 +36,7 @@ class Block(nn.Module):
         self.ff = Experts(config) if config.n_experts else FeedForward(config, config.d_ff)
         self.ff_out_norm = norm_if(_BEHIND)
         self.dropout = nn.Dropout(config.dropout)
+        self.scale = config.residual_scale
 
     def forward(
         self, x: Tensor, mask: Mask, angles: Angles | None = None, cache: KVCache | None = None
@@ -44,14 +45,18 @@ class Block(nn.Module):
             normed = _apply(self.attn_norm, x)
             mixed = self.attn(normed, mask, angles, cache)
             worked = self.ff(normed if self.ff_norm is None else self.ff_norm(x))
-            return x + self.dropout(mixed) + self.dropout(worked)
+            return x + self._scaled(mixed) + self._scaled(worked)
         if self.kind == "post":
-            x = _apply(self.attn_norm, x + self.dropout(self.attn(x, mask, angles, cache)))
-            return _apply(self.ff_norm, x + self.dropout(self.ff(x)))
+            x = _apply(self.attn_norm, x + self._scaled(self.attn(x, mask, angles, cache)))
+            return _apply(self.ff_norm, x + self._scaled(self.ff(x)))
         mixed = self.attn(_apply(self.attn_norm, x), mask, angles, cache)
-        x = x + self.dropout(_apply(self.attn_out_norm, mixed))
+        x = x + self._scaled(_apply(self.attn_out_norm, mixed))
         worked = self.ff(_apply(self.ff_norm, x))
-        return x + self.dropout(_apply(self.ff_out_norm, worked))
+        return x + self._scaled(_apply(self.ff_out_norm, worked))
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        output = self.dropout(output)
+        return output if self.scale == 1.0 else output * self.scale
 
 
 def _apply(norm: nn.Module | None, x: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def _yarn(plain: list[float], config: Config, scaling: RopeScaling, base: float)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
-    width = max(last - first, 0.001)
+    width = (last - first) or 0.001  # transformers' way out of a division by zero
     scaled = []
     for i, frequency in enumerate(plain):
         divided = min(1.0, max(0.0, (i - first) / width))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from leftward.formats.families.gpt2 import ACTIVATIONS
 from leftward.formats.family import QKV_APART, VOCABULARY, Family, Row, Setting
+from leftward.formats.rules import WINDOW_EVERYWHERE, rotary
 
 STARCODER2 = Family(
     model_type="starcoder2",
@@ -17,7 +18,6 @@ STARCODER2 = Family(
         Setting("num_attention_heads", "n_heads"),
         Setting("num_key_value_heads", "n_kv_heads"),
         Setting("intermediate_size", "d_ff"),
-        Setting("rope_theta", "rope_base"),
         Setting("norm_epsilon", "norm_eps"),
         Setting(
             "hidden_act",
@@ -26,10 +26,11 @@ STARCODER2 = Family(
         ),
         Setting("use_bias", ("qkv_bias", "attn_out_bias", "ff_bias")),
         Setting("tie_word_embeddings", "tie_embeddings"),
+        rotary(),
+        WINDOW_EVERYWHERE,
     ),
-    fixed={"positions": "rotary", "norm": "layernorm", "qk_norm": "none"},
+    fixed={"norm": "layernorm", "qk_norm": "none"},
     defaults={
-        "rope_theta": 10_000.0,
         "norm_epsilon": 1e-5,
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": True,
