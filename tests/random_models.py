@@ -40,6 +40,7 @@ def configs(draw: st.DrawFn, **fixed: Any) -> Config:
         "ff_bias": draw(st.booleans()),
         "tie_embeddings": draw(st.booleans()),
         "head_bias": draw(st.booleans()),
+        "residual_scale": draw(st.sampled_from([1.0, 0.5])),
         "embed_scale": draw(st.sampled_from([1.0, 3.0])),
         "logit_scale": draw(st.sampled_from([1.0, 0.5])),
         "logit_softcap": draw(st.sampled_from([None, 5.0])),

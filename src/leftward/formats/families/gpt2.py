@@ -8,6 +8,7 @@ from leftward.formats.family import TRANSPOSED, VOCABULARY, Family, Row, Setting
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
