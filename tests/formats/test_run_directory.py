@@ -125,6 +125,23 @@ def test_shards_of_an_index(saved: Path) -> None:
     _refused(saved, "no weight_map", lambda: index.write_text("{}"))
 
 
+def test_shards_are_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = Config(vocab_size=50, d_model=16, n_heads=2, n_layers=3, max_seq_len=32)
+    decoder = random_decoder(config)
+    save_model(tmp_path, config, decoder.state_dict(), max_shard_bytes=6000)
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05}.safetensors"
+    assert all(path.stat().st_size < 8000 for path in tmp_path.glob("*.safetensors"))
+    ids = random_ids(config, 1, 9)
+    with torch.inference_mode():
+        expected = decoder(ids)
+        assert torch.equal(load_model(tmp_path)[0](ids), expected)
+        theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values()), report
+        torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_eos_of_others(saved: Path) -> None:
     """A list, an int, or only in config.json."""
     path = saved / "generation_config.json"

@@ -34,6 +34,7 @@ def save_model(
     tokenizer: Tokenizer | None = None,
     generation: Mapping[str, Any] | None = None,
     model_type: str | None = None,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Write a model directory. The weights come last, so that a directory that has them has the rest.
 
@@ -41,6 +42,7 @@ def save_model(
         state: a Decoder's state dict; its dtype is the file's.
         generation: what generation_config.json says beside the tokenizer's special ids.
         model_type: the Hugging Face class to prefer, where several can say all of `config`.
+        max_shard_bytes: weights beyond it go into several files and an index, as transformers has them. None: one file.
 
     Raises:
         UserError: the disk refuses; the files that were there are as they were.
@@ -55,7 +57,31 @@ def save_model(
     named = {key: value for key, value in ids.items() if value is not None}
     files.write_json(directory / "generation_config.json", named | dict(generation or {}))
     files.write_json(directory / "config.json", config_json | ids)
-    write_tensors(directory / WEIGHTS, tensors)
+    shards = _shards(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        write_tensors(directory / WEIGHTS, tensors)
+        return
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_tensors(directory / name, shard)
+        places |= dict.fromkeys(shard, name)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    files.write_json(directory / _SHARDS, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, Tensor]]:
+    """`tensors` in their order, in parts of at most that many bytes; a tensor that is larger has its own."""
+    shards: list[dict[str, Tensor]] = [{}]
+    room = float("inf") if most is None else float(most)
+    left = room
+    for name, tensor in tensors.items():
+        if tensor.nbytes > left and shards[-1]:
+            shards.append({})
+            left = room
+        shards[-1][name] = tensor
+        left -= tensor.nbytes
+    return shards
 
 
 def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:
