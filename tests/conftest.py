@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hypothesis
-import pytest
+# One thread a process, and a process a core (pytest-xdist): models as small as the tests' gain nothing from a second
+# thread, and lose much where it has to be waited for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 # A busy machine is no failure of the code under test.
 hypothesis.settings.register_profile("leftward", deadline=None)
