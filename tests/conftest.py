@@ -9,8 +9,8 @@ from pathlib import Path
 # thread, and lose much where it has to be waited for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
+import hypothesis
+import pytest
 
 # A busy machine is no failure of the code under test.
 hypothesis.settings.register_profile("leftward", deadline=None)

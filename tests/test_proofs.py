@@ -25,6 +25,7 @@ from leftward.errors import UserError
 from leftward.language_model import LanguageModel
 from leftward.model import decoder as decoder_module
 from leftward.model.cache import KVCache
+from leftward.presets import PRESETS
 from leftward.proofs import checking, overlap, storing
 from leftward.proofs.checking import CLAIMS, check
 from leftward.proofs.report import Claim, Fails, Proof, Report, Skips, prove, show
@@ -477,6 +478,11 @@ def test_every_variant_passes(config: Config, kind: str) -> None:
     }[kind]()
     report = check(target)
     assert not failed(report), config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_passes(name: str) -> None:
+    assert not failed(check(name))
 
 
 @pytest.mark.usefixtures("trains")

@@ -269,6 +269,12 @@ class Config:
         return config
 
 
+def shortest_pattern(letters: str) -> str:
+    """The shortest pattern of layers that, repeated, begins with `letters`."""
+    repeats = (n for n in range(1, len(letters)) if (letters[:n] * (len(letters) // n + 1))[: len(letters)] == letters)
+    return letters[: next(repeats, len(letters))]
+
+
 def field_meanings() -> dict[str, str]:
     """What the text under each field of Config says, for recipes to show. Fields without one are missing."""
     body = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0].body  # type: ignore[attr-defined]
@@ -302,7 +308,8 @@ def _type_problem(holder: Config | RopeScaling, name: str, wanted: Any) -> str |
             object.__setattr__(holder, name, tuple(map(float, numbers)))
             return None
         return f"{name} must be a list of numbers above 0"
-    described = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    names = {type(None): "null", RopeScaling: "a mapping (kind, factor …)"}
+    described = " or ".join(names.get(kind) or kind.__name__ for kind in kinds)
     return f"{name} is {value!r}: it must be {described}"
 
 

@@ -374,8 +374,8 @@ def _kept_by_attention(config: Config, layer: int, seq_len: int, batch_size: int
     if is_written_out:  # q, the keys and values of each block of queries, and its result where they are joined
         block = _query_block(config, layer, seq_len)
         copies = _masked_pairs(config, layer, seq_len) / (block * seq_len)
-        padded = config.attn_sinks and config.attn_softcap is None  # by the sink's key
-        repeated = 2 * heads + (kv_heads * 4 // size if padded else 0)
+        padded = config.attn_sinks and config.attn_softcap is None  # by the sink's key, before they become fp32
+        repeated = 2 * heads + (2 * kv_heads if padded and size < 4 else 0)
         numbers += round((heads * (1 + (block < seq_len)) + repeated * copies) * config.head_dim)
     else:
         if _window(config, layer, seq_len) < seq_len:  # worked in blocks of queries, whose results are kept, and joined
@@ -459,6 +459,8 @@ class Hardware:
         if self.mfu is not None and self.tokens_per_second is not None:
             raise UserError("mfu and tokens_per_second say the same: give one")
         if self.device is None:
+            if not (self.peak_flops or self.bandwidth or self.memory):
+                raise UserError("nothing is known of the hardware: give device, or peak_flops, bandwidth or memory")
             return self
         if self.device not in DEVICES:
             raise UserError(f"device is {self.device!r}: {nearest(self.device, DEVICES)}")

@@ -35,9 +35,15 @@ def settings_of(what: Model) -> dict[str, Any]:
         return what.to_dict()
     if isinstance(what, Mapping):
         return dict(what)
-    if isinstance(what, str) and (what in PRESETS or not (Path(what).exists() or "/" in what)):
-        return preset_settings(what)
-    return _config_in(Path(what)).to_dict()
+    path = path_of(what)
+    return preset_settings(str(what)) if path is None else _config_in(path).to_dict()
+
+
+def path_of(name: str | Path) -> Path | None:
+    """The directory that a name stands for; None: it is, or is meant to be, a preset's."""
+    if isinstance(name, str) and (name in PRESETS or not (Path(name).exists() or "/" in name)):
+        return None
+    return Path(name)
 
 
 def _config_in(directory: Path) -> Config:

@@ -170,7 +170,7 @@ def _notes(flops: float, optima: list[Optimum]) -> tuple[str, ...]:
     ratios = [optimum.tokens_per_parameter for optimum in optima]
     notes = [
         f"The laws disagree: {max(sizes) / min(sizes):.3g} times in size, from {min(ratios):.2g} to {max(ratios):.3g} "
-        "tokens a parameter. Of the Chinchilla fits only Besiroglu's agrees with the rule of 20 tokens a parameter.",
+        "tokens a parameter. At Chinchilla's own 5.76e23 FLOPs only Besiroglu's fit agrees with its rule of 20.",
         "Losses are of MassiveText and WebText2 in their own tokens: no promise for another text or tokenizer.",
     ]
     lowest, highest = _FITTED_FLOPS

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from leftward import files
 from leftward.data import prepare as module
+from leftward.data import sources
 from leftward.data.batches import Dataset, Split
 from leftward.data.prepare import Settings, prepare
 from leftward.errors import UserError
@@ -90,9 +91,8 @@ def test_the_cut_is_free_of_rounding(characters: int, thousandths: int) -> None:
 
 def test_documents_are_split_whole_and_separated(tmp_path: Path) -> None:
     tokenizer, dataset = prepare(Settings(paths=(BUILTIN,)), tmp_path / "out", seed=7)
-    from pydoc_data.topics import topics
-
-    everything = [topics[name] for name in sorted(topics)]
+    report = sources.Report()
+    everything = [piece.text for piece in sources.read(sources.find([BUILTIN], report), report)]
     train, val = decoded_documents(tokenizer, dataset.train), decoded_documents(tokenizer, dataset.val)
     assert sorted(train + val) == sorted(everything)
     assert [text for text in everything if text in set(train)] == train  # in their order

@@ -100,14 +100,23 @@ def test_batched_products_are_the_kernel(n_kv_heads: int) -> None:
         torch.testing.assert_close(mine, reference)
 
 
-def test_bf16_training_takes_the_explicit_path_and_agrees() -> None:
+def test_bf16_training_takes_batched_products_and_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    taken: list[int] = []
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        taken.append(1)
+        return _attend_by_batched_products(*arguments)
+
+    monkeypatch.setattr(attention, "_attend_by_batched_products", watched)
     config = Config(vocab_size=17, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2)
     decoder = random_decoder(config).bfloat16().train()
     ids = random_ids(config, 2, 12)
     with_gradients = decoder(ids)
+    assert len(taken) == 2  # layers
     with torch.inference_mode():
         without = decoder(ids)
+    assert len(taken) == 2
     torch.testing.assert_close(with_gradients, without, atol=0.05, rtol=0.05)
 
 
@@ -115,14 +124,14 @@ def test_bf16_training_takes_the_explicit_path_and_agrees() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation gives out."""
+    """The bytes of the largest tensor that any operation gives out."""
 
-    elements = 0
+    bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.elements = max(self.elements, *sizes, 0)
+        self.bytes = max(self.bytes, *sizes, 0)
         return result
 
 
@@ -138,7 +147,7 @@ def test_a_long_forward_never_holds_a_square(values: dict[str, Any]) -> None:
     decoder = Decoder(config).eval()
     with torch.inference_mode(), Largest() as largest:
         decoder(torch.zeros(1, length, dtype=torch.long))
-    assert largest.elements <= 32 * 1024 * 1024  # bytes
+    assert largest.bytes <= 32 * 1024 * 1024
 
 
 def test_other_masks_are_bounded_too() -> None:
@@ -148,4 +157,4 @@ def test_other_masks_are_bounded_too() -> None:
     documents = torch.arange(length)[None] // 1000
     with torch.inference_mode(), Largest() as largest:
         Decoder(config).eval()(torch.zeros(1, length, dtype=torch.long), documents=documents)
-    assert largest.elements <= 4 * attention._SCORES_AT_ONCE  # fp32 scores of a block
+    assert largest.bytes <= 4 * attention._SCORES_AT_ONCE  # fp32 scores of a block

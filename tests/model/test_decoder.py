@@ -98,6 +98,27 @@ def test_documents_of_a_packed_row_are_each_as_if_alone(config: Config, data: st
 
 
 @given(configs(causal=False), st.data())
+@settings(max_examples=60)
+def test_without_the_mask_the_other_masks_still_hold(config: Config, data: st.DataObject) -> None:
+    """Documents and windows, with vectors in front: what a position sees is what it sees in a full table of rules."""
+    decoder = random_decoder(config)
+    length = data.draw(st.integers(2, config.max_seq_len))
+    borders = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
+    numbers = torch.tensor([borders]).cumsum(dim=1)
+    vectors = torch.randn(1, 1, config.d_model, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        packed = decoder(random_ids(config, 1, length - 1), documents=numbers, prefix_embeddings=vectors)[0]
+        ids = random_ids(config, 1, length - 1)
+        for number in numbers.unique():
+            places = (numbers[0] == number).nonzero()[:, 0]
+            first = int(places[0])
+            in_front = vectors if first == 0 else None
+            alone = ids[:, max(0, first - 1) : int(places[-1])]
+            expected = decoder(alone, prefix_embeddings=in_front)[0]
+            torch.testing.assert_close(packed[places], expected, atol=TOLERANCE, rtol=0)
+
+
+@given(configs(causal=False), st.data())
 @settings(max_examples=30)
 def test_without_the_mask_padding_is_still_unseen(config: Config, data: st.DataObject) -> None:
     decoder = random_decoder(config)
@@ -234,7 +255,7 @@ SIMPLE = Config(vocab_size=13, vocab_multiple=8, n_layers=1, d_model=8, n_heads=
         (IDS[:, :0], {}, "nothing to read"),
         (IDS[:0], {}, "nothing to read"),
         (IDS + 13, {}, "id 13 is not in the vocabulary of 13"),
-        (IDS, {"cache": KVCache(SIMPLE, 1, 9)}, "the cache is one of 1 rows"),
+        (IDS, {"cache": KVCache(SIMPLE, 1, 9)}, "the cache has 1 rows"),
         (IDS, {"cache": KVCache(Config(vocab_size=13, window=2), 2, 9)}, "for another Config"),
     ],
 )

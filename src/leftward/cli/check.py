@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,11 +32,12 @@ def check(
 
     Example: leftward check runs/my-run
     """
-    if target is not None and not Path(target).exists():
-        from leftward.presets import preset_settings
-
-        preset_settings(target)  # a mistyped name is answered before torch is loaded
     from leftward.config import Config
+    from leftward.planning import path_of
+    from leftward.presets import preset_settings
+
+    if target is not None and path_of(target) is None:
+        preset_settings(target)  # a mistyped name is answered before torch is loaded
     from leftward.proofs.checking import check
 
     report = check(target or Config(vocab_size=4096), seed=seed, on_proof=None if as_json else _show)

@@ -70,6 +70,10 @@ def plan(
     if model is None and not arguments:
         if flops is None:
             raise UserError("nothing to plan: give a preset (`leftward plan --list`), a model directory or key=value")
+        unused = {"tokens": tokens, "seq-len": seq_len, "device": device, "peak-flops": peak_flops, "devices": devices}
+        unused |= {"bandwidth": bandwidth, "memory": memory, "mfu": mfu, "tokens-per-second": tokens_per_second}
+        if asked := [name for name, value in unused.items() if value is not None]:
+            raise UserError(f"--{asked[0]} needs a model: give a preset, a model directory or key=value beside --flops")
         best = scaling_laws.compute_optimal(flops)
         typer.echo(json.dumps(dataclasses.asdict(best)) if as_json else "\n".join(_compute_optimal(best)))
         return

@@ -21,10 +21,9 @@ from leftward.model.decoder import Decoder
 
 OWN_KEY = "leftward"
 """The key of config.json for what the class has no key for; transformers keeps it and looks no further."""
-_NEUTRAL_FIELDS = ("dropout", "vocab_multiple")
-_PATTERNS = ("attention_pattern", "position_pattern", "window")
-"""The fields that may stand there: they change nothing of what a finished model says. Of a pattern, its letters beyond
-what the layers spell out."""
+_NEUTRAL_FIELDS = ("dropout", "vocab_multiple", "attention_pattern", "position_pattern", "window")
+"""The fields that may stand there, where they change nothing of what a finished model says: of a pattern, its letters
+beyond what the layers spell out."""
 
 
 def family_of(config: Config) -> str | None:
@@ -61,7 +60,7 @@ def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tu
     if config.n_layers > len(tensors):  # before anything of that size is built
         raise UserError(f"{config.n_layers} layers are said, but the file has only {len(tensors)} tensors")
     if config.tie_embeddings:
-        tensors = _without_tied_head(family, tensors)
+        tensors = _without_tied_head(family, config, tensors)
     meta = meta_state(config)
     _check_tensors(_write_tensors(family, config, meta), tensors)
     state = {
@@ -78,7 +77,7 @@ def config_from_hf(config_json: Mapping[str, Any]) -> Config:
     tables = _tables_named(config_json["model_type"])
     config = _read_config(tables[0], config_json)
     if not any(table.suits(config) for table in tables):
-        raise UserError(f"{config_json['model_type']} with these settings is not supported")
+        raise UserError(f"{config_json['model_type']} with block {config.block} or this head_dim is not supported")
     return config
 
 
@@ -161,7 +160,7 @@ def _read_settings(family: Family, given: _Given) -> Config:
         values["dropout"] = dropouts.pop()
     own = given.get(OWN_KEY)
     if isinstance(own, dict):
-        values.update({key: value for key, value in own.items() if key in _NEUTRAL_FIELDS + _PATTERNS})
+        values.update({key: value for key, value in own.items() if key in _NEUTRAL_FIELDS})
     return Config(**values)
 
 
@@ -214,7 +213,7 @@ def _is_neutral(name: str, config: Config, back: Config) -> bool:
     """Whether a difference in this field changes nothing of what a finished model says."""
     if name == "window":  # of layers of which there is none
         return not any(map(config.is_local, range(config.n_layers)))
-    if name in _PATTERNS:
+    if name in ("attention_pattern", "position_pattern"):
         layers = range(config.n_layers)
         kinds = [[(c.is_local(layer), c.knows_positions(layer)) for layer in layers] for c in (config, back)]
         return kinds[0] == kinds[1]
@@ -276,16 +275,14 @@ def _under_full_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str
     return {name if name.startswith(family.head) else family.prefix + name: t for name, t in tensors.items()}
 
 
-def _without_tied_head(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_tied_head(family: Family, config: Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Some files hold a tied head twice; one that differs from the embedding is not tied."""
-    names = {"head": "head.weight", "embed": "embed.weight"}  # LEFTWARD's
-    names |= {row.ours: f"{row.theirs[0]}.weight" for row in family.rows}
-    head, embed = tensors.get(names["head"]), tensors.get(names["embed"])
-    if head is None or embed is None:
+    (_, (head,), _), (_, (embed,), _) = _pairs(family, config, ("head.weight", "embed.weight"))
+    if head not in tensors or embed not in tensors:
         return tensors
-    if not torch.equal(head, embed):
-        raise UserError(f"the head is said to be tied, but tensor {names['head']} is not {names['embed']}")
-    return {name: tensor for name, tensor in tensors.items() if name != names["head"]}
+    if not torch.equal(tensors[head], tensors[embed]):
+        raise UserError(f"the head is said to be tied, but tensor {head} is not {embed}")
+    return {name: tensor for name, tensor in tensors.items() if name != head}
 
 
 def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

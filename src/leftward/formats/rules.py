@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from leftward.config import Config, RopeScaling
+from leftward.config import Config, RopeScaling, shortest_pattern
 from leftward.errors import UserError
 from leftward.formats.family import Json, Rule
 
@@ -131,16 +131,6 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
 # ---- who is local, who knows positions
 
 
-def shortest_pattern(letters: str) -> str:
-    """The shortest pattern that, repeated, begins with `letters`."""
-    repeats = (n for n in range(1, len(letters)) if (letters[:n] * (len(letters) // n + 1))[: len(letters)] == letters)
-    return letters[: next(repeats, len(letters))]
-
-
-def letters_of(config: Config, what: Callable[[int], bool], yes: str, no: str) -> str:
-    return "".join(yes if what(layer) else no for layer in range(config.n_layers))
-
-
 def _windows(letters: str, window: Any) -> dict[str, Any]:
     pattern = shortest_pattern(letters)
     return {"window": window, "attention_pattern": pattern} if "L" in pattern else {"attention_pattern": "G"}
@@ -194,8 +184,9 @@ def _qwen_pattern(given: Json) -> str:
 
 def _write_qwen(config: Config) -> dict[str, Any]:
     keys = windows_by_layer(_qwen_pattern).write(config)
-    n_full = letters_of(config, config.is_local, "L", "G").find("L")
-    return keys | {"use_sliding_window": n_full >= 0, "max_window_layers": n_full if n_full >= 0 else config.n_layers}
+    first = next((layer for layer in range(config.n_layers) if config.is_local(layer)), None)
+    last = config.n_layers if first is None else first
+    return keys | {"use_sliding_window": first is not None, "max_window_layers": last}
 
 
 QWEN_WINDOWS = Rule(windows_by_layer(_qwen_pattern).read, _write_qwen)
@@ -204,10 +195,10 @@ QWEN_WINDOWS = Rule(windows_by_layer(_qwen_pattern).read, _write_qwen)
 # ---- numbers that a class says in its own way
 
 
-def inverse(theirs: str, ours: str, default: float = 1.0) -> Rule:
+def inverse(theirs: str, ours: str) -> Rule:
     """A divisor that is a factor of ours."""
     return Rule(
-        lambda given: {ours: 1.0 / given.get(theirs, default)},
+        lambda given: {ours: 1.0 / given.get(theirs, 1.0)},
         lambda config: {theirs: _near_whole(1.0 / getattr(config, ours))},
     )
 
@@ -217,10 +208,10 @@ def times(theirs: str, ours: str, default: float = 1.0) -> Rule:
     return Rule(lambda given: {ours: float(given.get(theirs, default))}, lambda config: {theirs: getattr(config, ours)})
 
 
-def attention_scalar(default: float = 256.0) -> Rule:
+def attention_scalar() -> Rule:
     """query_pre_attn_scalar: the square of the scores' divisor (Gemma 2)."""
     return Rule(
-        lambda given: {"attn_scale": given.get("query_pre_attn_scalar", default) ** -0.5},
+        lambda given: {"attn_scale": given.get("query_pre_attn_scalar", 256) ** -0.5},
         lambda config: {"query_pre_attn_scalar": _near_whole(config.attn_scale**-2)},
     )
 

@@ -61,7 +61,7 @@ def save_model(
     if len(shards) == 1:
         write_tensors(directory / WEIGHTS, tensors)
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write_tensors(directory / name, shard)

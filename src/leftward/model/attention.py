@@ -115,7 +115,7 @@ def _query_blocks(q: Tensor, k: Tensor, mask: Mask) -> list[tuple[int, int]]:
         block = max(256, mask.window or 0)
         n_keys = n_keys if mask.window is None else min(n_keys, block + 2 * mask.window)
     block = max(1, min(block, _SCORES_AT_ONCE // (batch * heads * n_keys)))
-    return [(start, min(start + block, n_queries)) for start in range(0, n_queries, block)] or [(0, 0)]
+    return [(start, min(start + block, n_queries)) for start in range(0, n_queries, block)]
 
 
 def _attend_masked(

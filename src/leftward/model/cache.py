@@ -6,23 +6,14 @@ layer the slots are a ring: a new token takes that of one which has left the win
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from leftward.config import Config
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the keys that `append` returns come from; as in `Mask`."""
-
-    keys: Tensor
-    """[B or 1, S]: the place of each key; −1 where there is none."""
-    offset: int | None
-    all_seen: bool = False
-    """Every key is real, and in the past and the window of every query."""
+from leftward.model.masks import Layout
 
 
 class KVCache:
@@ -56,7 +47,7 @@ class KVCache:
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.lengths = [0] * batch  # tokens held, a row
         self.documents: Tensor | None = None
-        """[batch, capacity]: the number of each place's document, where there are several."""
+        """[batch, places]: the number of each place's document, where there are several."""
         self.prefix_lengths = [0] * batch
         """How many of each row's tokens have seen each other, whatever their order."""
         self._ring = ring
@@ -126,6 +117,23 @@ class KVCache:
             self._write(held, (keys, values))
         return seen
 
+    def documents_up_to(self, end: int, new: Tensor | None) -> Tensor | None:
+        """The numbers of the documents of all places below `end`, [batch, end], with the `new` ones [batch, T] behind
+        each row's length; without new ones, each row goes on with its last. None: nobody has spoken of documents."""
+        if new is None and self.documents is None:
+            return None
+        if self.documents is None:
+            self.documents = torch.zeros(len(self.lengths), end, dtype=torch.int64, device=self.keys[0].device)
+        if (short := end - self.documents.shape[1]) > 0:
+            self.documents = F.pad(self.documents, (0, short))
+        for row, length in enumerate(self.lengths):
+            if new is not None:
+                self.documents[row, length : length + self._n_new] = new[row]
+            else:
+                last = self.documents[row, length - 1].clone() if length else 0
+                self.documents[row, length : length + self._n_new] = last
+        return self.documents[:, :end]
+
     def advance(self) -> None:
         """Count the tokens that the forward pass has written."""
         self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
@@ -160,8 +168,7 @@ class KVCache:
         """A cache whose row i starts as a copy of this one's row rows[i]; the two share nothing."""
         if not rows or not all(0 <= row < len(self.lengths) for row in rows):
             raise ValueError(f"cannot fork rows {rows} of a cache of {len(self.lengths)}")
-        child = object.__new__(KVCache)
-        child.__dict__.update(self.__dict__)
+        child = copy.copy(self)
         child.keys = [keys[rows] for keys in self.keys]  # a list as index copies
         child.values = [values[rows] for values in self.values]
         child.documents = None if self.documents is None else self.documents[rows]

@@ -6,16 +6,15 @@ This file is the place to start reading. Each part has a file of its own beside 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from leftward.config import Config
 from leftward.model.block import Block
-from leftward.model.cache import KVCache, Layout
+from leftward.model.cache import KVCache
 from leftward.model.experts import Experts
-from leftward.model.masks import Mask, document_positions
+from leftward.model.masks import Layout, Mask, document_positions, make_mask
 from leftward.model.norms import make_norm
 from leftward.model.positions import Angles, alibi_slopes, rotary_angles, sinusoids
 
@@ -106,7 +105,8 @@ class Decoder(nn.Module):
             cache.begin(n_new, counts)
         rows = starts[:1] if len(set(starts)) == 1 else starts
         places = torch.tensor(rows, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
-        documents = _all_documents(documents, cache, starts, n_new)
+        if cache is not None:
+            documents = cache.documents_up_to(max(starts) + n_new, documents)
         positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
         positions = positions.clamp(max=config.max_seq_len - 1)  # padding may reach further
 
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
             kind = local, knows_positions = config.is_local(layer), config.knows_positions(layer)
             if kind not in masks:
                 layout = Layout(places, offset=0) if cache is None else cache.layout(local)
-                mask = _mask(config, local, places, layout, starts, counts, documents, prefix_lengths)
+                mask = make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)
                 if knows_positions and config.positions in ("alibi", "alibi_mpt"):
                     slopes = alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt")
                     mask = replace(mask, slopes=torch.tensor(slopes, device=x.device))
@@ -180,10 +180,10 @@ def _check_arguments(
         raise ValueError(f"ids {list(ids.shape)} hold nothing to read")
     if config.padded_vocab_size > config.vocab_size and not (ids < config.vocab_size).all():
         raise ValueError(f"id {int(ids.max())} is not in the vocabulary of {config.vocab_size}")
-    if cache is not None and (len(cache.lengths) != batch or cache.config not in (config, None)):
-        raise ValueError(
-            f"the cache is one of {len(cache.lengths)} rows for another Config, or for other than {batch} rows"
-        )
+    if cache is not None and cache.config != config:
+        raise ValueError("the cache is for another Config")
+    if cache is not None and len(cache.lengths) != batch:
+        raise ValueError(f"the cache has {len(cache.lengths)} rows, and ids {batch}")
     if prefix_embeddings is not None and (prefix_embeddings.ndim, len(prefix_embeddings)) != (3, batch):
         raise ValueError(f"prefix_embeddings are {list(prefix_embeddings.shape)}: they must be [{batch}, P, d_model]")
     if documents is not None and (documents.is_floating_point() or documents.shape != (batch, n_new)):
@@ -195,78 +195,13 @@ def _check_arguments(
             len(counts) != batch or any(type(n) is not int or not 0 <= n <= most for n in counts)
         ):
             raise ValueError(f"{name} are {counts}: they must be {batch} whole numbers from 0 to {most}")
-
-
-def _all_documents(documents: Tensor | None, cache: KVCache | None, starts: list[int], n_new: int) -> Tensor | None:
-    """The numbers of the documents of all places up to the last, [B, S], also kept in the cache; None: there is one."""
-    if cache is None:
-        return documents
-    if documents is None and cache.documents is None:
-        return None
-    device = cache.keys[0].device
-    if cache.documents is None:
-        cache.documents = torch.zeros(len(starts), cache.capacity + n_new, dtype=torch.int64, device=device)
-    short = max(starts) + n_new - cache.documents.shape[1]
-    if short > 0:  # padding may reach beyond what the cache has to hold
-        cache.documents = torch.nn.functional.pad(cache.documents, (0, short))
-    for row, start in enumerate(starts):
-        if documents is not None:
-            cache.documents[row, start : start + n_new] = documents[row]
-        else:
-            last = cache.documents[row, start - 1].clone() if start else 0
-            cache.documents[row, start : start + n_new] = last
-    return cache.documents[:, : max(starts) + n_new]
-
-
-def _mask(
-    config: Config,
-    local: bool,
-    places: Tensor,
-    layout: Layout,
-    starts: list[int],
-    counts: list[int],
-    documents: Tensor | None,
-    prefix_lengths: list[int] | None,
-) -> Mask:
-    """Who sees whom in layers of one kind."""
-    n_new, device = places.shape[1], places.device
-    window = config.window if local else None
-    prefix = None
-    if prefix_lengths is not None:
-        for start, count, length in zip(starts, counts, prefix_lengths, strict=True):
-            if length > start and (start > 0 or length > count):
-                raise ValueError(
-                    f"a prefix of {length} must be read in one pass; this one reads {count} tokens behind {start}"
-                )
-        prefix = torch.tensor(prefix_lengths, device=device)[:, None]
-    of_documents = None
-    if documents is not None:
-        batch = documents.shape[0]
-        of_queries = documents.gather(1, places.expand(batch, -1))
-        of_documents = (of_queries, documents.gather(1, layout.keys.clamp(min=0).expand(batch, -1)))
-    ends = None
-    if not config.causal:
-        real = [start + count for start, count in zip(starts, counts, strict=True)]
-        ends = torch.tensor(real, device=device)[:, None]
-    shortcut: Literal["causal", "all"] | None = None
-    fits = window is None or max(starts) + n_new <= window
-    if documents is None and prefix is None:
-        if config.causal:
-            is_whole = layout.offset == 0 and fits
-            shortcut = "causal" if is_whole else "all" if layout.all_seen else None
-        elif fits and layout.offset == max(starts) and set(counts) == {n_new}:
-            shortcut = "all"
-    return Mask(
-        queries=places,
-        keys=layout.keys,
-        causal=config.causal,
-        window=window,
-        prefix_lengths=prefix,
-        documents=of_documents,
-        ends=ends,
-        offset=layout.offset,
-        shortcut=shortcut,
-    )
+    starts = [0] * batch if cache is None else cache.lengths
+    counts = [n_new] * batch if lengths is None else lengths
+    for start, count, prefix in zip(starts, counts, prefix_lengths or starts, strict=True):
+        if prefix > start and (start > 0 or prefix > count):
+            raise ValueError(
+                f"a prefix of {prefix} must be read in one pass; this one reads {count} tokens behind {start}"
+            )
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.n_experts)
         groups = tokens[order // self.per_token].split(counts.tolist())
-        outputs = torch.cat([self._expert(i, group) for i, group in enumerate(groups) if len(group)] or [tokens])
+        outputs = torch.cat([self._expert(i, group) for i, group in enumerate(groups) if len(group)])
         each = outputs[order.argsort()].view(*chosen.shape, -1)  # [N, per_token, D]
         mixed = (each * weights.to(each.dtype)[..., None]).sum(dim=1).view(x.shape)
         if self.training:

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leftward.config import Config
+
 _KEPT = 1 << 20  # elements of a mask that a layer leaves for the next
 
 
@@ -100,3 +102,60 @@ def document_positions(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return places - places.where(begins, 0).cummax(dim=1).values
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the keys that `append` returns come from; as in `Mask`."""
+
+    keys: Tensor
+    """[B or 1, S]: the place of each key; −1 where there is none."""
+    offset: int | None
+    all_seen: bool = False
+    """Every key is real, and in the past and the window of every query."""
+
+
+def make_mask(
+    config: Config,
+    local: bool,
+    places: Tensor,
+    layout: Layout,
+    starts: list[int],
+    counts: list[int],
+    documents: Tensor | None,
+    prefix_lengths: list[int] | None,
+) -> Mask:
+    """Who sees whom in layers of one kind."""
+    n_new, device = places.shape[1], places.device
+    window = config.window if local else None
+    prefix = None
+    if prefix_lengths is not None:
+        prefix = torch.tensor(prefix_lengths, device=device)[:, None]
+    of_documents = None
+    if documents is not None:
+        batch = documents.shape[0]
+        of_queries = documents.gather(1, places.expand(batch, -1))
+        of_documents = (of_queries, documents.gather(1, layout.keys.clamp(min=0).expand(batch, -1)))
+    ends = None
+    if not config.causal:
+        real = [start + count for start, count in zip(starts, counts, strict=True)]
+        ends = torch.tensor(real, device=device)[:, None]
+    shortcut: Literal["causal", "all"] | None = None
+    fits = window is None or max(starts) + n_new <= window
+    if documents is None and prefix is None:
+        if config.causal:
+            is_whole = layout.offset == 0 and fits
+            shortcut = "causal" if is_whole else "all" if layout.all_seen else None
+        elif fits and layout.offset == max(starts) and set(counts) == {n_new}:
+            shortcut = "all"
+    return Mask(
+        queries=places,
+        keys=layout.keys,
+        causal=config.causal,
+        window=window,
+        prefix_lengths=prefix,
+        documents=of_documents,
+        ends=ends,
+        offset=layout.offset,
+        shortcut=shortcut,
+    )

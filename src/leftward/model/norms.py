@@ -86,9 +86,9 @@ class _RMSNormWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_statistics_dtype(x))
-        scale = (norm.square() / x.shape[-1] + eps).rsqrt().to(x.dtype)
-        unit = x * scale
-        ctx.save_for_backward(unit, scale, factor)
+        scale = (norm.square() / x.shape[-1] + eps).rsqrt()
+        unit = (x.to(scale.dtype) * scale).to(x.dtype)  # a product of two dtypes would take ten times as long on a CPU
+        ctx.save_for_backward(unit, scale.to(x.dtype), factor)
         return (unit * factor).to(x.dtype)
 
     @staticmethod

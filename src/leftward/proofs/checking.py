@@ -15,6 +15,7 @@ from leftward.errors import UserError
 from leftward.formats.run import load_model
 from leftward.language_model import LanguageModel, load
 from leftward.model.decoder import Decoder
+from leftward.planning import path_of
 from leftward.presets import preset
 from leftward.proofs import equality, overlap, sight, storing, training
 from leftward.proofs.report import Claim, Proof, Report, prove
@@ -35,7 +36,7 @@ CLAIMS: list[Claim[Subject]] = [
         _RUNS,
         "A NaN spreads to all that follows: training diverged, or the file is damaged.",
     ),
-    Claim("repeatable", equality.is_repeatable, _RUNS, "Answers are random, so that no two can be compared."),
+    Claim("repeatable", equality.is_repeatable, _SOUND, "Answers are random, so that no two can be compared."),
     # ---- who sees whom
     Claim(
         "leftward, by change",
@@ -216,16 +217,16 @@ def _subject(target: Any, seed: int) -> tuple[str, Subject]:
 
 
 def _named(name: Path | str, seed: int) -> tuple[str, Subject]:
-    path = Path(name)
-    if path.exists():
-        if (path / "tokens").is_dir():
-            what, subject = _of_run(Run(path), seed)
-        elif path.is_dir() and not (path / "tokenizer.json").exists():
-            what, subject = _subject(load_model(path)[0], seed)
-        else:
-            what, subject = _subject(load(path), seed)
-        return f"{name}: {what}", subject
-    return _of_config(str(name), preset(str(name)), seed)
+    path = path_of(name)
+    if path is None:
+        return _of_config(str(name), preset(str(name)), seed)
+    if (path / "tokens").is_dir():
+        what, subject = _of_run(Run(path), seed)
+    elif path.is_dir() and not (path / "tokenizer.json").exists():
+        what, subject = _subject(load_model(path)[0], seed)
+    else:
+        what, subject = _subject(load(path), seed)
+    return f"{name}: {what}", subject
 
 
 def _of_run(run: Run, seed: int) -> tuple[str, Subject]:

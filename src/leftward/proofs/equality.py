@@ -44,7 +44,7 @@ def is_repeatable(subject: Subject) -> str:
     """The same input twice."""
     first, second = subject.ask(subject.ids), subject.ask(subject.ids)
     difference = distance(first, second)
-    if difference > 8 * torch.finfo(subject.dtype).eps * float(first.abs().max()):
+    if not difference <= 8 * torch.finfo(first.dtype).eps * float(first.abs().max()):
         raise Fails(
             f"two passes over one input differ by {difference:.1e}: something random is at work in evaluation mode, "
             "such as dropout"

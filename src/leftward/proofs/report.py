@@ -111,10 +111,8 @@ def prove(claims: list[Claim[T]], subject: T) -> Iterator[Proof]:
             measured = claim.measure(subject)
         except Skips as reason:
             outcome, measured = "skip", str(reason)
-        except Fails as fault:
+        except (Fails, UserError) as fault:
             outcome, measured = "fail", str(fault)
-        except UserError as error:
-            outcome, measured = "fail", str(error)
         except Exception as error:
             words = " ".join(str(error).split())
             outcome, measured = "fail", f"{type(error).__name__}: {words[:300]}"

@@ -143,7 +143,6 @@ def future_faults(rows: list[int], seen: Tensor) -> str | None:
 
 def past_faults(rows: list[int], seen: Tensor, window: int | None) -> str | None:
     """The same of the past, which a layer must see whole, or the last `window` positions of, its own among them."""
-    length = seen.shape[1]
     distances = sorted({row - t for i, row in enumerate(rows) for t in range(row + 1) if seen[i, t]})
     reach = max(rows) if window is None else min(window - 1, max(rows))
     furthest = max(distances, default=-1)
@@ -153,10 +152,11 @@ def past_faults(rows: list[int], seen: Tensor, window: int | None) -> str | None
         if window is None:
             return f"a window of {furthest + 1}, and the Config has none here"
         return f"a window of {furthest + 1}, and the Config says {window}: {reach - furthest} too narrow"
-    if missing := sorted(set(range(reach + 1)) - set(distances)):
-        return f"sees its past but for position t−{missing[0]}"
-    unseen = [t for t in range(length) if t in rows and not seen[:, t].any()]
-    return f"never sees position {unseen[0]}" if unseen else None
+    for i, row in enumerate(rows):
+        for t in range(max(0, row - reach), row + 1):
+            if not seen[i, t]:
+                return f"has a hole in its past: position {row} does not see {t}"
+    return None
 
 
 def _alone(seen: Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from leftward.config import Config
+from leftward.config import Config, shortest_pattern
 
 _LONGEST = 48  # tokens
 _WINDOW = 6  # shorter than what the proofs read
@@ -70,10 +70,7 @@ def scaled_down(config: Config) -> Config:
 
 def _shortened(pattern: str) -> str:
     """The shortest pattern that repeats to the same; where that is long still, a short one with every letter."""
-    for length in range(1, len(pattern) + 1):
-        if (pattern[:length] * len(pattern))[: len(pattern)] == pattern:
-            pattern = pattern[:length]
-            break
+    pattern = shortest_pattern(pattern)
     if len(pattern) <= _MOST_LAYERS:
         return pattern
     short = pattern[:_MOST_LAYERS]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from leftward.config import Config
+from leftward.config import Config, shortest_pattern
 from leftward.errors import UserError
 from leftward.formats.families.gpt2 import ACTIVATIONS
 from leftward.formats.family import QKV_APART, VOCABULARY, Family, Json, Row, Rule, Setting
-from leftward.formats.rules import shortest_pattern
 
 
 def _read(given: Json) -> dict[str, Any]:

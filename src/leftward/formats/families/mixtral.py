@@ -19,7 +19,6 @@ MIXTRAL = Family(
         WINDOW_EVERYWHERE,
     ),
     fixed={"qk_norm": "none"},
-    suits=lambda config: not config.qkv_bias and not config.attn_out_bias,
     constants={"attention_bias": False},
     defaults={**DEFAULTS, "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2},
     dropouts=("attention_dropout",),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
-from leftward.formats.family import Family, Setting
+from leftward.formats.family import Family
 from leftward.formats.rules import QWEN_WINDOWS, rotary
 
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     settings=(
-        *(s for s in SETTINGS if not (isinstance(s, Setting) and s.theirs in ("attention_bias", "head_dim"))),
+        *(s for s in SETTINGS if s.theirs not in ("attention_bias", "head_dim")),
         rotary(),
         QWEN_WINDOWS,
     ),

@@ -29,7 +29,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     settings=(
-        *(s for s in SETTINGS if not (isinstance(s, Setting) and s.theirs == "intermediate_size")),
+        *(s for s in SETTINGS if s.theirs != "intermediate_size"),
         Setting("moe_intermediate_size", "d_ff"),
         Setting("num_experts_per_tok", "n_experts_per_token"),
         Setting("norm_topk_prob", "router_normalised"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from leftward.config import Config
+from leftward.config import Config, shortest_pattern
 from leftward.errors import UserError
 from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
 from leftward.formats.family import Family, Json, Rule, Setting
-from leftward.formats.rules import QWEN_WINDOWS, rotary, shortest_pattern
+from leftward.formats.rules import QWEN_WINDOWS, rotary
 
 
 def _read(given: Json) -> dict[str, Any]:
