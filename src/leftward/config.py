@@ -415,6 +415,11 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
         ((name,), _is_within(name, 1, _LIMIT), f"{name} is {{{name}}}: it must be at least 1 and below 2^31")
         for name in _POSITIVE
     ),
+    (
+        ("vocab_multiple",),
+        lambda c: c.vocab_multiple <= 65_536,
+        "vocab_multiple is {vocab_multiple}: it must be at most 65536",
+    ),
     *(
         ((name,), _is_within(name, 0, _LIMIT), f"{name} is {{{name}}}: it must be at least 0 and below 2^31")
         for name in _NOT_NEGATIVE

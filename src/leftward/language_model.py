@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from leftward.config import Config
 from leftward.errors import UserError, nearest
-from leftward.formats.run import load_model
+from leftward.formats.loading import open_model
 from leftward.formats.tensors import DTYPES
 from leftward.generation.decode import Event, decode
-from leftward.generation.settings import Sampling
+from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 from leftward.model.classifier import last_hidden
 from leftward.model.decoder import Decoder
+from leftward.text.chat import ChatTemplate, Message
 from leftward.text.tokenizer import Tokenizer
 
 _MOST_SAMPLES = 4096  # of a prompt: each has its place in the cache at once
@@ -28,16 +30,18 @@ _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memor
 
 
 def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32") -> LanguageModel:
-    """Read a run directory of ours, or a Hugging Face model directory.
+    """Read a run directory of ours, a Hugging Face model directory or "owner/name" on the hub, a .gguf file, or a .bin
+    file of llama2.c.
 
     Raises:
         UserError: it is not there, damaged, or of a kind that is not supported yet.
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype is {dtype!r}: {nearest(str(dtype), DTYPES)}")
-    decoder, tokenizer, generation = load_model(path, DTYPES[dtype])
+    decoder, tokenizer, generation, _ = open_model(path, DTYPES[dtype])
     if tokenizer is None:
-        raise UserError(f"{Path(path) / 'tokenizer.json'} is missing")
+        where = Path(path) / "tokenizer.json" if Path(path).is_dir() else f"the tokenizer of {path}"
+        raise UserError(f"{where} is missing")
     return LanguageModel(decoder, tokenizer, eos_ids=generation["eos_token_id"])
 
 
@@ -95,6 +99,11 @@ class LanguageModel:
     def config(self) -> Config:
         return self.decoder.config
 
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """How the model was trained to see a conversation; may be set. Raises: UserError, where it came without one."""
+        return ChatTemplate.of(self.tokenizer)
+
     @overload
     def generate(self, prompt: str, *, n: Literal[1] = 1, **settings: Any) -> str: ...
 
@@ -147,6 +156,44 @@ class LanguageModel:
         """The same text as `generate`, in pieces as they come. Raises: as `generate`, at once."""
         events = self.events([prompt], Sampling.of(sampling), truncate=truncate)
         return (event.text for event in events if event.text)
+
+    def chat(self, messages: Sequence[Message], **sampling: Any) -> str:
+        """The assistant's answer to a conversation: {"role": "user", "content": "Hello"}, and so on.
+
+        Args:
+            messages: from the first one on. What stands in them is text, never a control token.
+            sampling: the fields of `Sampling`; max_tokens is 1,024 if not given.
+
+        Raises:
+            UserError: as `generate`; the model has no chat template, or the template refuses the conversation.
+        """
+        return "".join(self.chat_stream(messages, **sampling))
+
+    def chat_stream(self, messages: Sequence[Message], **sampling: Any) -> Iterator[str]:
+        """The same answer as `chat`, in pieces as they come. Raises: as `chat`, at once."""
+        events = self.chat_events(messages, Sampling.of({"max_tokens": CHAT_MAX_TOKENS, **sampling}))
+        return (event.text for event in events if event.text)
+
+    def chat_events(self, messages: Sequence[Message], sampling: Sampling, **variables: Any) -> Iterator[Event]:
+        """The decoding of an answer. `variables` are what the template knows beside: tools, enable_thinking.
+
+        Raises: as `chat`, at once.
+        """
+        prompt = self.chat_template.encode(messages, **variables)
+        if len(prompt) > self.config.max_seq_len:
+            raise UserError(
+                f"the conversation has {len(prompt)} tokens, more than the model's context of "
+                f"{self.config.max_seq_len}: begin a new one, or leave old messages out"
+            )
+        events = decode(
+            self.decoder,
+            self.tokenizer,
+            [prompt],
+            [sampling],
+            eos_ids=self.eos_ids | self.chat_template.end_ids,
+            excluded=self._excluded,
+        )
+        return _without_first_space(events) if self.tokenizer.drops_first_space else events
 
     def events(
         self,
@@ -275,6 +322,14 @@ class LanguageModel:
         except UserError:
             return False
         return True
+
+
+def _without_first_space(events: Iterator[Event]) -> Iterator[Event]:
+    """An answer is a text of its own, so that the space that its first word is written with goes."""
+    begun = False
+    for event in events:
+        yield event if begun else dataclasses.replace(event, text=event.text.removeprefix(" "))
+        begun = begun or bool(event.text)
 
 
 def _one_for_each(vectors: Tensor | None, n_prompts: int) -> list[Tensor | None]:

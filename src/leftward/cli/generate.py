@@ -15,42 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from leftward.cli import INTERRUPTED
+from leftward.cli.sampling import with_sampling_options
 from leftward.errors import UserError, nearest
-from leftward.formats.directory import check_model_directory
+from leftward.formats.directory import check_model
 from leftward.generation.settings import Sampling
 
 if TYPE_CHECKING:
     from leftward.generation.decode import Event
 
-_DEFAULTS = Sampling()
 
-
+@with_sampling_options()
 def generate(
-    model: Annotated[Path, typer.Argument(help="A run directory, or a Hugging Face model directory.")],
+    model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
+    sampling: Sampling,
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue. Absent or -: read from stdin. Empty: a new text.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = _DEFAULTS.max_tokens,
-    temperature: Annotated[
-        float, typer.Option(help="1: the model's own distribution; lower is safer; 0: greedy.")
-    ] = _DEFAULTS.temperature,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always the most likely token; same as temperature 0.")
-    ] = False,
-    top_k: Annotated[int, typer.Option(help="Only the k most likely tokens; 0: all.")] = _DEFAULTS.top_k,
-    top_p: Annotated[
-        float, typer.Option(help="Only the most likely tokens that together have this probability; 1: all.")
-    ] = _DEFAULTS.top_p,
-    min_p: Annotated[
-        float, typer.Option(help="Only tokens at least this likely, as a share of the most likely one; 0: all.")
-    ] = _DEFAULTS.min_p,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: tokens of prompt and output become less likely.")
-    ] = _DEFAULTS.repetition_penalty,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same text. Absent: drawn and shown.")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
     samples: Annotated[int, typer.Option("-n", "--samples", help="How many continuations.")] = 1,
     truncate: Annotated[
         str | None, typer.Option(metavar="left", help="left: drop the beginning of a prompt that is too long.")
@@ -65,17 +45,8 @@ def generate(
     for name, value, valid in (("truncate", truncate, ["left"]), ("dtype", dtype, ["fp32", "bf16"])):
         if value is not None and value not in valid:
             raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        temperature=0.0 if greedy else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-    ).seeded()
-    check_model_directory(model)
+    drawn, sampling = sampling.seed is None, sampling.seeded()
+    check_model(model)
     text = _read_stdin() if prompt is None or prompt == "-" else prompt
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
@@ -96,7 +67,7 @@ def generate(
     if "context" in reasons:
         context = language_model.config.max_seq_len
         typer.echo(f"[the context is full: prompt and output have {context} tokens, the model's most]", err=True)
-    if seed is None and sampling.temperature > 0 and not as_json:
+    if drawn and sampling.temperature > 0 and not as_json:
         typer.echo(f"[seed {sampling.seed}]", err=True)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import leftward
-from leftward.cli import INTERRUPTED, check, generate, plan, quickstart, train
+from leftward.cli import INTERRUPTED, chat, check, convert, generate, inspect_file, plan, quickstart, train
 from leftward.errors import UserError
 
 app = typer.Typer(
@@ -30,7 +30,10 @@ app = typer.Typer(
 app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(plan.plan)
+app.command()(convert.convert)
+app.command()(inspect_file.inspect_file)
 app.command()(check.check)
 
 

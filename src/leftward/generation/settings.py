@@ -12,6 +12,9 @@ from typing import Any
 
 from leftward.errors import UserError, nearest
 
+CHAT_MAX_TOKENS = 1024
+"""Of an answer, if nothing else is said: it ends by itself, where a text goes on for ever."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:

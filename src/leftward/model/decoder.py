@@ -25,9 +25,9 @@ class Decoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.padded_vocab_size, config.d_model)
+        self.embed = _table(config.padded_vocab_size, config.d_model)
         rows = config.max_seq_len + config.position_offset
-        self.position_embed = nn.Embedding(rows, config.d_model) if config.positions == "learned" else None
+        self.position_embed = _table(rows, config.d_model) if config.positions == "learned" else None
         self.embed_norm = make_norm(config) if config.embed_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
@@ -35,7 +35,8 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.d_model, config.padded_vocab_size, bias=config.head_bias)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
-        initialise(self)
+        if not self.embed.weight.is_meta:  # where the first random number costs a second or two, and is none
+            initialise(self)
 
     def forward(
         self,
@@ -160,6 +161,11 @@ class Decoder(nn.Module):
     def n_parameters(self) -> int:
         """Weights, each counted once (a tied head is the embedding)."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """An embedding whose values `initialise` will draw."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def _check_arguments(

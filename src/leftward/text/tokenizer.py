@@ -1,50 +1,49 @@
-"""Text to token ids and back: byte-level BPE, one id a character, or one id a word, all as one tokenizer.json.
+"""Text to token ids and back, for the vocabularies that are trained here and for everybody else's.
 
-Training and encoding belong to the `tokenizers` library; here is what it leaves open: vocabularies that no text falls
-out of silently, control tokens that user text cannot smuggle in, and a decoder that streams. Decoding is one mechanism
-for every kind: each id stands for some bytes, and the bytes of all ids together are UTF-8. Not here: chat templates.
+Encoding belongs to the `tokenizers` library; here is what it leaves open: control tokens that user text cannot smuggle
+in, text that no vocabulary drops silently, and a decoder that streams. Decoding is one mechanism for every kind: each
+id stands for some bytes, and the bytes of all ids together are UTF-8. Not here: training (vocabularies.py), other
+programs' files (directory.py, foreign.py), chat templates (chat.py).
 """
 
 from __future__ import annotations
 
 import codecs
-import copy
+import contextlib
 import functools
 import hashlib
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import normalizers, processors
 
 from leftward import files
 from leftward.errors import UserError, nearest
+from leftward.text import directory as model_directory
+from leftward.text import foreign
+from leftward.text.decoding import BYTE_OF, AnyKind, decoding_of, library_errors, state
+from leftward.text.gguf_metadata import byte_level_metadata
+from leftward.text.vocabularies import SEPARATOR, Counted, encoded, train_bpe, train_char, train_word
 
 Kind = Literal["bpe", "char", "word"]
+"""What can be trained here."""
 KINDS: tuple[Kind, ...] = ("bpe", "char", "word")
-SEPARATOR = "<|endoftext|>"
-"""The default special token: stands before every document and after the last (GPT-2's name for it)."""
 
-# A word carries the space before it, as in GPT-2's pattern; runs of other white space stand alone. Every character is
-# in one of the four classes, so nothing is lost.
-_WORD_PATTERN = r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+"
-_MAX_WORDS = 16_384
 _MAX_VOCAB_SIZE = 10_000_000  # the library takes memory for what is asked before it learns whether the text has it
-_MAX_AUTOMATIC_BPE = 65_536
-_MIN_AUTOMATIC_BPE = 512
-# A pair that occurs once teaches nothing about any other text.
-_MIN_PAIR_COUNT = 2
 _NO_ID = 0xFFFFFFFF
+_UNWRITABLE = "the tokenizer can't write this text"
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class Tokenizer:
-    """A vocabulary with its rules. Make one with `train` or `load`."""
+    """A vocabulary with its rules. Make one with `train`, `load` or one of the `from_…`."""
 
     def __init__(self, library: Any, config: dict[str, Any]) -> None:
         """Wrap a `tokenizers.Tokenizer` and the contents of its tokenizer_config.json.
@@ -58,16 +57,20 @@ class Tokenizer:
         library.encode_special_tokens = True  # control tokens in plain text stay plain text
         self._library = library
         self._config = config
-        self.kind: Kind = _kind_of(library)
+        self._decoding = decoding_of(library)
+        self.kind: AnyKind = self._decoding.kind
         vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise UserError("the vocabulary is empty")
         self.vocab_size: int = max(vocabulary.values()) + 1
+        if self.vocab_size > _MAX_VOCAB_SIZE:  # an id of 2^32 - 1 would ask for a table of that many places
+            raise UserError(f"a token has the id {self.vocab_size - 1}: the largest possible is {_MAX_VOCAB_SIZE - 1}")
         added = library.get_added_tokens_decoder()
         self.special_ids: tuple[int, ...] = tuple(sorted(i for i, token in added.items() if token.special))
         self._added = {i: token.content for i, token in added.items()}
         self.eos_id: int | None = self._named_id("eos_token", vocabulary)
         self.bos_id: int | None = self._named_id("bos_token", vocabulary)
+        self.before, self.after = self._ends()
 
     # ---- making one
 
@@ -99,43 +102,57 @@ class Tokenizer:
             raise UserError(f"special tokens must be different and not empty; they are {specials}")
         if vocab_size is not None and not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
             raise UserError(f"vocab_size is {vocab_size}: it must be at least 1 and at most {_MAX_VOCAB_SIZE:,}")
-        corpus = _Counted(documents)
+        corpus = Counted(documents)
         if kind == "bpe":
-            library = _train_bpe(corpus, vocab_size, specials)
+            library = train_bpe(corpus, vocab_size, specials)
         elif kind == "char":
-            library = _train_char(corpus, vocab_size, specials)
+            library = train_char(corpus, vocab_size, specials)
         else:
-            library = _train_word(corpus, vocab_size, specials, byte_fallback)
+            library = train_word(corpus, vocab_size, specials, byte_fallback)
         library.add_special_tokens(specials)
         separator = specials[0] if specials else None
-        if separator is not None:  # for other programs: what `add_bos` does here
+        if separator is not None:
             bos = (separator, library.token_to_id(separator))
             library.post_processor = processors.TemplateProcessing(f"{separator} $A", special_tokens=[bos])
         return cls(library, {"eos_token": separator, "bos_token": separator})
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """Read tokenizer.json and tokenizer_config.json, ours or another's byte-level BPE.
+        """Read the tokenizer of a model directory: tokenizer.json, or tokenizer.model, or vocab.json and merges.txt.
 
         Raises:
             UserError: a file is missing, damaged, or decodes in a way that is not known here.
         """
-        path = Path(directory) / "tokenizer.json"
-        files.read_json(path)  # names what is wrong with the file better than the library does
-        config_path = path.with_name("tokenizer_config.json")
-        config = files.read_json(config_path)
-        if not isinstance(config, dict):
-            raise UserError(f"{config_path} is damaged: it must hold an object")
+        paths = model_directory.find(Path(directory)) or (Path(directory) / "tokenizer.json",)
+        parts = model_directory.read(Path(directory))
         try:
-            library = tokenizers.Tokenizer.from_file(str(path))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library raises bare Exceptions, and Rust panics that are not Exceptions
-            raise UserError(f"{path} is damaged: {error}") from None
-        try:
-            return cls(library, config)
+            return cls(*parts)
         except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+            raise UserError(f"{paths[0]}: {error}") from None
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """What the metadata of a GGUF file describe: its keys and values as plain data. Raises: UserError."""
+        return cls(*foreign.from_gguf(metadata))
+
+    @classmethod
+    def from_sentencepiece(cls, path: Path | str) -> Tokenizer:
+        """A .model file, BPE or unigram. Raises: UserError."""
+        return cls(*foreign.from_sentencepiece(Path(path)))
+
+    @classmethod
+    def from_tiktoken(cls, path: Path | str, pre: str, special_tokens: Mapping[str, int] | None = None) -> Tokenizer:
+        """A .tiktoken file, with what it doesn't say: how text is cut into words, and the control tokens.
+
+        `pre` names the cut as GGUF files do: gpt-2 (for r50k_base), llama-bpe (cl100k_base and Llama 3), qwen2, gpt-4o
+        (o200k_base). Raises: UserError.
+        """
+        return cls(*foreign.from_tiktoken(Path(path), pre, special_tokens or {}))
+
+    @classmethod
+    def from_pieces(cls, pieces: Iterable[tuple[bytes, float]]) -> Tokenizer:
+        """llama2.c's vocabulary: (text, score) for each id. Raises: UserError."""
+        return cls(*foreign.from_pieces(pieces))
 
     def save(self, directory: Path | str, *, model_max_length: int | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer takes as they are."""
@@ -153,43 +170,74 @@ class Tokenizer:
         files.write_text(directory / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
         files.write_json(directory / "tokenizer_config.json", config)
 
+    def to_gguf(self) -> dict[str, Any]:
+        """The metadata of a GGUF file that describe it. Raises: UserError: llama.cpp has no such tokenizer."""
+        metadata = byte_level_metadata(json.loads(self._library.to_str()))
+        for name, token_id in (("bos", self.bos_id), ("eos", self.eos_id)):
+            if token_id is not None:
+                metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
+        metadata["tokenizer.ggml.add_bos_token"] = bool(self.before)
+        metadata["tokenizer.ggml.add_eos_token"] = bool(self.after)
+        if isinstance(self.chat_template, str):
+            metadata["tokenizer.chat_template"] = self.chat_template
+        return metadata
+
     def fingerprint(self) -> str:
         """A hash of what the tokenizer does; equal for equal tokenizers, wherever they were saved."""
         content = json.loads(self._library.to_str())
-        del content["post_processor"]  # adds tokens around a text; not used here, and transformers writes an empty one
+        del content["post_processor"]  # what comes before a text: transformers may write the same in another way
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
+    # ---- what its configuration says
+
+    @property
+    def chat_template(self) -> str | list[dict[str, str]] | None:
+        """As in tokenizer_config.json: one text, or a list of named ones."""
+        template: str | list[dict[str, str]] | None = self._config.get("chat_template")
+        return template
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token and their like, which chat templates may write."""
+        tokens = {name: self._config.get(name) for name in model_directory.NAMED}
+        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether the space of a text's first word was put there by encoding."""
+        return self._decoding.drops_first_space
+
     # ---- text to ids
 
-    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_bos: bool = False, add_eos: bool = False
+    ) -> list[int]:
         """The ids of `text`. Special tokens written in it are plain text unless `parse_special`.
 
-        `add_bos` puts the bos token first, unless the parsed text already starts with it or there is none.
+        `add_bos` puts what begins a text first where the tokenizer's own configuration does so, and `add_eos` what ends
+        one behind it: never twice, where the parsed text already has it. An empty text begins in any case, if there is
+        a bos token: a model needs something to continue.
 
         Raises:
             UserError: the text holds what the vocabulary can't write, or half a surrogate pair.
         """
-        ids: list[int]
-        if not parse_special:
-            ids = self.encode_batch([text])[0].tolist()
-        elif self.kind == "bpe":
-            self._check_bytes([text])
-            ids = self._parsing.encode(text, add_special_tokens=False).ids
-        else:
-            ids = []
-            for part in self._split_at_specials(text):
-                special = self._special_texts.get(part)
-                ids += self.encode(part) if special is None else [special]
-        if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        return ids
+        ids = self._parse(text) if parse_special else self.encode_batch([text])[0].tolist()
+        return self._with_ends(ids, add_bos, add_eos)
+
+    def encode_marked(self, text: str, mark: str, *, add_bos: bool = False) -> list[int]:
+        """The ids of `text` without `mark`, with special tokens read wherever no mark stands in them.
+
+        Raises: UserError, as for `encode`.
+        """
+        return self._with_ends(self._parse(text, mark), add_bos, False)
 
     def encode_batch(self, texts: Sequence[str], *, starts: Sequence[bool] | None = None) -> list[NDArray[np.uint32]]:
         """The ids of each text, on all cores. Special tokens written in a text are plain text.
 
-        `starts` says which texts begin a document; one that doesn't continues what came before (it matters to a word
-        tokenizer, where the first word of a text is given the space that it lacks).
+        `starts` says which texts begin a document; one that doesn't continues what came before (it matters where the
+        first word of a text is given the space that it lacks).
 
         Raises:
             UserError: as for `encode`.
@@ -197,11 +245,16 @@ class Tokenizer:
         if self.kind == "char":
             return [self._encode_characters(text) for text in texts]
         self._check_bytes(texts)
-        if self.kind == "word":
-            begins = [True] * len(texts) if starts is None else starts
-            texts = [" " + text if start and text else text for text, start in zip(texts, begins, strict=True)]
-        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        batch = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        begins = [True] * len(texts) if starts is None else starts
+        batch: list[NDArray[np.uint32]] = [np.empty(0, dtype=np.uint32)] * len(texts)
+        for begin in (True, False):
+            places = [i for i, text in enumerate(texts) if text and bool(begins[i]) == begin]
+            if not places:
+                continue
+            with library_errors(_UNWRITABLE), self._switched(continuing=not begin) as library:
+                encodings = library.encode_batch_fast([texts[i] for i in places], add_special_tokens=False)
+            for i, encoding in zip(places, encodings, strict=True):
+                batch[i] = self._spelled(np.array(encoding.ids, dtype=np.uint32))
         self._check_complete(texts, batch)
         return batch
 
@@ -228,14 +281,14 @@ class Tokenizer:
         """Decode ids one at a time; the pieces join to exactly what `decode` gives.
 
         `context` are ids that came before, such as a prompt: their text is not given again, but what follows continues
-        it (a word tokenizer drops the space before a text's first word only).
+        it (the space before a text's first word is dropped, where it was put there by encoding).
         """
         decoder = StreamDecoder(self, skip_special)
         for token_id in context:
             decoder.feed(token_id)
         return decoder
 
-    # ---- inside
+    # ---- inside: what the configuration says
 
     def _named_id(self, name: str, vocabulary: dict[str, int]) -> int | None:
         """The id of the eos or bos token that the configuration names, as a string or as an object."""
@@ -247,40 +300,135 @@ class Tokenizer:
             raise UserError(f"the {name} {text!r} of tokenizer_config.json is not in the vocabulary")
         return vocabulary[text]
 
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer's own configuration puts before a text and behind it.
+
+        The file's rules count; add_bos_token and add_eos_token only where it has none, as in transformers.
+        """
+        if self._library.post_processor is None:
+            wanted = (self._config.get(f"add_{name}_token") for name in ("bos", "eos"))
+            ids = [i if flag else None for flag, i in zip(wanted, (self.bos_id, self.eos_id), strict=True)]
+            foreign.add_ends(self._library, *(None if i is None else self._library.id_to_token(i) for i in ids))
+        processor = state(self._library.post_processor)
+        for step in processor.get("processors", [processor]):
+            match step:
+                case {"type": "TemplateProcessing", "single": single, "special_tokens": tokens}:
+                    before: list[int] = []
+                    after: list[int] = []
+                    for part in single:
+                        if "Sequence" in part:
+                            before, after = after, []
+                        else:
+                            after += tokens[part["SpecialToken"]["id"]]["ids"]
+                    return before, after
+                case {"type": "RobertaProcessing" | "BertProcessing", "cls": [_, first], "sep": [_, last]}:
+                    return [first], [last]
+        return [], []
+
+    # ---- inside: text to ids
+
     @functools.cached_property
     def _special_texts(self) -> dict[str, int]:
         return {self._added[i]: i for i in self.special_ids}
 
     @functools.cached_property
-    def _encoder(self) -> Any:
-        """The library's tokenizer for parts of documents: a word tokenizer's normalizer would give each a space."""
-        if self.kind != "word":
-            return self._library
-        library = copy.deepcopy(self._library)
-        library.encode_special_tokens = True
-        library.normalizer = None
-        return library
+    def _continuation(self) -> tuple[Any, Any] | None:
+        """The normalizer and pre-tokenizer for text that continues another, whose first word is not given a space.
+
+        None where that makes no difference.
+        """
+        normalizer, changed = _without_prefix(state(self._library.normalizer))
+        pre_tokenizer, changed_too = _without_prefix(state(self._library.pre_tokenizer))
+        if not (changed or changed_too):
+            return None
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        parts = {"normalizer": normalizer or None, "pre_tokenizer": pre_tokenizer or None, "model": empty}
+        rules = tokenizers.Tokenizer.from_str(json.dumps(parts))
+        return rules.normalizer, rules.pre_tokenizer
+
+    @contextlib.contextmanager
+    def _switched(self, *, read_special: bool = False, mark: str = "", continuing: bool = False) -> Iterator[Any]:
+        """The library's tokenizer while it reads control tokens (where no `mark` is in one), or continues a text.
+
+        The switches belong to the whole object, and a copy of a large vocabulary takes seconds: so one at a time.
+        """
+        library = self._library
+        with _ONE_AT_A_TIME:
+            usual = library.normalizer, library.pre_tokenizer
+            normalizer, pre_tokenizer = self._continuation or usual if continuing else usual
+            early: list[Any] = []
+            if mark:  # vanishes before words are cut, but after control tokens are looked for
+                steps = [normalizers.Replace(mark, ""), *([] if normalizer is None else [normalizer])]
+                normalizer = normalizers.Sequence(steps)
+                added = library.get_added_tokens_decoder().values()
+                early = [token for token in added if token.special and token.normalized]
+            try:
+                library.encode_special_tokens = not read_special
+                if continuing or mark:
+                    library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizer
+                _add_again(library, early, normalized=False)
+                yield library
+            finally:
+                library.encode_special_tokens = True
+                if continuing or mark:
+                    library.normalizer, library.pre_tokenizer = usual
+                _add_again(library, early, normalized=True)
+
+    def _parse(self, text: str, mark: str = "") -> list[int]:
+        """The ids of a text whose special tokens are read, except where a mark stands in one."""
+        self._check_bytes([text.replace(mark, "") if mark else text])
+        if self.kind in ("char", "word"):
+            ids: list[int] = []
+            for part in self._split_at_specials(text):
+                special = self._special_texts.get(part)
+                ids += self.encode(part.replace(mark, "") if mark else part) if special is None else [special]
+            return ids
+        mark = mark if mark and mark in text else ""
+        with library_errors(_UNWRITABLE), self._switched(read_special=True, mark=mark) as library:
+            found: list[int] = library.encode(text, add_special_tokens=False).ids
+        return found
+
+    def _with_ends(self, ids: list[int], add_bos: bool, add_eos: bool) -> list[int]:
+        before = self.before or ([] if ids or self.bos_id is None else [self.bos_id])
+        if add_bos and ids[: len(before)] != before:
+            ids = before + ids
+        if add_eos and ids[len(ids) - len(self.after) :] != self.after:
+            ids = ids + self.after
+        return ids
 
     @functools.cached_property
-    def _parsing(self) -> Any:
-        """The same tokenizer, but it reads control tokens. A copy: the switch belongs to a whole library object."""
-        library = copy.deepcopy(self._library)
-        library.encode_special_tokens = False
-        return library
-
-    @functools.cached_property
-    def _token_bytes(self) -> list[bytes | None]:
-        """The bytes of every id; None for the holes that some vocabularies have."""
-        table: list[bytes | None] = [None] * self.vocab_size
-        for token, token_id in self._library.get_vocab(with_added_tokens=True).items():
-            data = token.encode()
-            if token_id not in self._added:
-                if self.kind == "bpe" and all(symbol in _BYTE_OF for symbol in token):
-                    data = bytes(_BYTE_OF[symbol] for symbol in token)
-                elif self.kind == "word" and (code := re.fullmatch("<0x([0-9A-F]{2})>", token)):
-                    data = bytes.fromhex(code[1])
-            table[token_id] = data
+    def _is_special(self) -> NDArray[np.bool_]:
+        """[vocab_size]"""
+        table = np.zeros(self.vocab_size, dtype=np.bool_)
+        table[list(self.special_ids)] = True
         return table
+
+    def _spelled(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The ids of a plain text without control tokens, which some vocabularies make from the text that names them.
+
+        Such a one is spelled character by character.
+        """
+        forged = self._is_special[ids]
+        if not forged.any():
+            return ids
+        spelled: list[int] = []
+        for token_id in ids.tolist():
+            characters = list(self._added.get(token_id, "")) if self._is_special[token_id] else []
+            if token_id == self._unknown_id or len(characters) <= 1:
+                spelled.append(token_id)
+                continue
+            with self._switched(continuing=True) as library:
+                for encoding in library.encode_batch_fast(characters, add_special_tokens=False):
+                    spelled += encoding.ids
+        return np.array(spelled, dtype=np.uint32)
+
+    @functools.cached_property
+    def _unknown_id(self) -> int | None:
+        """What stands for text that the vocabulary can't write, where there is such a token."""
+        model = self._library.model
+        token = getattr(model, "unk_token", None) or self.named_tokens.get("unk_token")
+        found: int | None = state(model).get("unk_id") if token is None else self._library.token_to_id(token)
+        return found
 
     @functools.cached_property
     def _id_of_code_point(self) -> NDArray[np.uint32]:
@@ -292,7 +440,7 @@ class Tokenizer:
         return table
 
     def _encode_characters(self, text: str) -> NDArray[np.uint32]:
-        codes = np.frombuffer(_encoded(text, "utf-32-le"), dtype="<u4")  # [characters]
+        codes = np.frombuffer(encoded(text, "utf-32-le"), dtype="<u4")  # [characters]
         table = self._id_of_code_point
         ids: NDArray[np.uint32] = table[np.minimum(codes, len(table) - 1)]
         if (ids == _NO_ID).any():
@@ -310,23 +458,36 @@ class Tokenizer:
         """Bytes that a byte-level BPE of other origin has no token for: the library would drop them in silence."""
         if self.kind != "bpe":
             return frozenset()
-        return frozenset(b for symbol, b in _BYTE_OF.items() if self._library.token_to_id(symbol) is None)
+        return frozenset(b for symbol, b in BYTE_OF.items() if self._library.token_to_id(symbol) is None)
 
     def _check_bytes(self, texts: Sequence[str]) -> None:
         """Refuse what the library would drop, or refuse without saying why."""
         for text in texts:
-            data = _encoded(text)
+            data = encoded(text)
             if self._missing_bytes and not self._missing_bytes.isdisjoint(data):
                 self._raise_unknown([c for c in text if not self._missing_bytes.isdisjoint(c.encode())])
 
+    @functools.cached_property
+    def _drops(self) -> bool:
+        """Whether the library drops in silence what the vocabulary can't write."""
+        model = self._library.model
+        return (
+            self.kind != "bpe"
+            and not getattr(model, "byte_fallback", True)
+            and getattr(model, "unk_token", None) is None
+        )
+
     def _check_complete(self, texts: Sequence[str], batch: Sequence[NDArray[np.uint32]]) -> None:
-        """Refuse text of which a closed word vocabulary has dropped something: the library does it in silence."""
-        if self.kind != "word" or self._library.model.byte_fallback:
+        """Refuse text of which a closed vocabulary has dropped something."""
+        if not self._drops:
             return
         for text, ids in zip(texts, batch, strict=True):
-            if sum(len(self.token_bytes(i)) for i in ids.tolist()) != len(text.encode()):
-                words = [word for word, _ in self._encoder.pre_tokenizer.pre_tokenize_str(text)]
-                self._raise_unknown([w.strip() or w for w in words if self._encoder.token_to_id(w) is None])
+            written = self.decode(ids.tolist(), skip_special=False)
+            if len(written.strip()) != len(text.strip()):  # the first space may be one that encoding puts there
+                cut = self._library.pre_tokenizer
+                words = [word for word, _ in cut.pre_tokenize_str(text)] if self.kind == "word" else list(text)
+                known = self._library.get_vocab()
+                self._raise_unknown([w.strip() or w for w in words if w not in known and f" {w}" not in known])
 
     def _raise_unknown(self, unknown: Sequence[str]) -> None:
         things = list(dict.fromkeys(unknown))
@@ -339,6 +500,16 @@ class Tokenizer:
             f"or train another tokenizer ({remedy})"
         )
 
+    # ---- inside: ids to text
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes | None]:
+        """The bytes of every id; None for the holes that some vocabularies have."""
+        table: list[bytes | None] = [None] * self.vocab_size
+        for token, token_id in self._library.get_vocab(with_added_tokens=True).items():
+            table[token_id] = self._decoding.bytes_of(token, token_id in self._added)
+        return table
+
 
 class StreamDecoder:
     """Text from ids as they come. It never gives half a character: bytes wait until the rest of theirs arrives."""
@@ -347,8 +518,10 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._skipped = frozenset(tokenizer.special_ids) if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # The space that a word tokenizer gives to the first word of a text is taken away again.
-        self._drop_space = tokenizer.kind == "word"
+        # The space that encoding gives to the first word of a text is taken away again.
+        self._drop_space = tokenizer.drops_first_space
+        self._hold_space = tokenizer._decoding.drops_last_space
+        self._held = ""
 
     def feed(self, token_id: int) -> str:
         """The text that one more id completes; often empty."""
@@ -363,176 +536,33 @@ class StreamDecoder:
     def _trim(self, text: str) -> str:
         if self._drop_space and text:
             self._drop_space = False
-            return text.removeprefix(" ")
+            text = text.removeprefix(" ")
+        if self._hold_space and text:
+            text, self._held = self._held + text, ""
+            if text.endswith(" "):
+                text, self._held = text[:-1], " "
         return text
 
 
-class _Counted:
-    """Documents on their way into training, checked and counted."""
-
-    def __init__(self, documents: Iterable[str]) -> None:
-        self._documents = documents
-        self.bytes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for document in self._documents:
-            self.bytes += len(_encoded(document))
-            yield document
-
-    def check_not_empty(self) -> None:
-        if not self.bytes:
-            raise UserError("no text to train a tokenizer on")
+def _add_again(library: Any, tokens: Sequence[Any], *, normalized: bool) -> None:
+    """Change whether control tokens are looked for in the text as it is, or as it is when normalized."""
+    for token in tokens:
+        token.normalized = normalized
+    if tokens:
+        library.add_special_tokens(list(tokens))
 
 
-def _train_bpe(corpus: _Counted, vocab_size: int | None, specials: list[str]) -> Any:
-    """GPT-2's byte-level BPE: any text is bytes, and every byte has a token, so nothing is out of vocabulary."""
-    alphabet = sorted(_BYTE_OF)
-    smallest = len(specials) + len(alphabet)
-    if vocab_size is not None and vocab_size < smallest:
-        raise UserError(
-            f"vocab_size is {vocab_size}: a bpe tokenizer needs at least {smallest} (256 bytes and the special tokens)"
-        )
-    library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    trainer = trainers.BpeTrainer(
-        # Merges are learned in order, so that a smaller vocabulary is the beginning of a larger one: without a size
-        # asked for, learn many and keep what suits the size of the text, which is known only when it has been read.
-        vocab_size=(vocab_size or _MAX_AUTOMATIC_BPE) - len(specials),
-        min_frequency=_MIN_PAIR_COUNT,
-        initial_alphabet=alphabet,
-        special_tokens=[],
-        show_progress=False,
-    )
-    # The library's time grows with the square of a run without spaces (base64, DNA): it learns as much from pieces.
-    pieces = (re.sub(r"(\S{256})(?=\S)", r"\1\n", document) for document in corpus)
-    library.train_from_iterator(pieces, trainer=trainer)
-    corpus.check_not_empty()
-    learned = json.loads(library.model.__getstate__())
-    if vocab_size is None:
-        suited = 2 ** round(math.log2(3 * corpus.bytes**0.5))
-        size = min(max(suited, _MIN_AUTOMATIC_BPE), _MAX_AUTOMATIC_BPE)
-    else:
-        size = vocab_size
-        _check_supported(vocab_size, len(learned["vocab"]) + len(specials), corpus.bytes)
-    vocabulary, merges = {token: i for i, token in enumerate([*specials, *alphabet])}, []
-    _check_specials(specials, learned["vocab"])
-    for left, right in learned["merges"]:
-        if len(vocabulary) >= size:
-            break
-        vocabulary.setdefault(left + right, len(vocabulary))
-        merges.append((left, right))
-    library.model = models.BPE(vocab=vocabulary, merges=merges)
-    library.decoder = decoders.ByteLevel()
-    return library
-
-
-def _train_char(corpus: _Counted, vocab_size: int | None, specials: list[str]) -> Any:
-    """One id a character, in the order of code points: a BPE that never merges."""
-    seen: set[str] = set()
-    for document in corpus:
-        seen.update(document)
-    corpus.check_not_empty()
-    _check_specials(specials, seen)
-    vocabulary = {token: i for i, token in enumerate([*specials, *sorted(seen)])}
-    if vocab_size is not None:
-        _check_supported(vocab_size, len(vocabulary), corpus.bytes)
-        if vocab_size < len(vocabulary):
-            raise UserError(
-                f"vocab_size is {vocab_size}, but the text has {len(seen)} different characters: with the special "
-                f"tokens that takes {len(vocabulary)}; leave vocab_size out"
-            )
-    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    library.decoder = decoders.Fuse()
-    return library
-
-
-def _train_word(corpus: _Counted, vocab_size: int | None, specials: list[str], byte_fallback: bool) -> Any:
-    """One id a word, the most frequent first: a BPE that takes whole words and never merges."""
-    library = tokenizers.Tokenizer(models.WordLevel())
-    # Every word begins with its space, the first one of a text too, so that a word is one token wherever it stands.
-    library.normalizer = normalizers.Prepend(" ")
-    library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_WORD_PATTERN), "isolated")
-    for special in specials:
-        if len(library.pre_tokenizer.pre_tokenize_str(special)) == 1:
-            raise UserError(f"the special token {special!r} looks like a word of the text: write it like {SEPARATOR}")
-    trainer = trainers.WordLevelTrainer(vocab_size=2**31, min_frequency=0, special_tokens=[], show_progress=False)
-    library.train_from_iterator(iter(corpus), trainer=trainer)
-    corpus.check_not_empty()
-    ranks = library.get_vocab(with_added_tokens=False)
-    words = sorted(ranks, key=ranks.__getitem__)
-    fixed = [*specials, *(f"<0x{b:02X}>" for b in range(256) if byte_fallback)]
-    if vocab_size is not None:
-        _check_supported(vocab_size, len(fixed) + len(words), corpus.bytes)
-        if vocab_size <= len(fixed):
-            raise UserError(
-                f"vocab_size is {vocab_size}, but special tokens and bytes alone take {len(fixed)}: raise it, "
-                "or leave it out"
-            )
-        if vocab_size < len(fixed) + len(words) and not byte_fallback:
-            raise UserError(
-                f"vocab_size is {vocab_size}, but the text has {len(words)} different words and without "
-                "byte_fallback all must be in the vocabulary: leave vocab_size out, or set byte_fallback"
-            )
-        words = words[: vocab_size - len(fixed)]
-    elif byte_fallback:
-        words = words[:_MAX_WORDS]
-    vocabulary = {token: i for i, token in enumerate([*fixed, *words])}
-    library.model = models.BPE(vocab=vocabulary, merges=[], ignore_merges=True, byte_fallback=byte_fallback)
-    library.decoder = _word_decoder()
-    return library
-
-
-def _word_decoder() -> Any:
-    return decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-
-
-def _kind_of(library: Any) -> Kind:
-    """Which kind a tokenizer.json is, by the way it decodes: that says what bytes a token stands for."""
-    decoder = _state(library.decoder)
-    steps = decoder.get("decoders", [decoder])
-    if [step.get("type") for step in steps] == ["ByteLevel"]:
-        return "bpe"
-    if decoder == _state(decoders.Fuse()) and library.pre_tokenizer is None and library.normalizer is None:
-        return "char"
-    if decoder == _state(_word_decoder()) and _state(library.normalizer) == _state(normalizers.Prepend(" ")):
-        return "word"
-    names = " + ".join(str(step.get("type")) for step in steps)
-    raise UserError(f"this tokenizer decodes with {names}, which is not supported yet; byte-level BPE is")
-
-
-def _state(component: Any) -> dict[str, Any]:
-    """A part of the library's pipeline as plain data."""
-    state: dict[str, Any] = json.loads(component.__getstate__()) if component is not None else {}
-    return state
-
-
-def _check_supported(vocab_size: int, supported: int, corpus_bytes: int) -> None:
-    if vocab_size > supported:
-        raise UserError(
-            f"vocab_size is {vocab_size}, larger than the corpus supports: its {corpus_bytes:,} bytes give {supported} "
-            "tokens; lower vocab_size, leave it out, or add text"
-        )
-
-
-def _check_specials(specials: list[str], ordinary: Iterable[str]) -> None:
-    """A special token that is also an ordinary one could be written by any text."""
-    if clash := set(specials) & set(ordinary):
-        raise UserError(f"the special token {min(clash)!r} is also an ordinary token: write it like {SEPARATOR}")
-
-
-def _encoded(text: str, encoding: str = "utf-8") -> bytes:
-    try:
-        return text.encode(encoding)
-    except UnicodeEncodeError as error:
-        half = f"U+{ord(text[error.start]):04X} at character {error.start}"
-        raise UserError(f"the text holds half a surrogate pair ({half}), which is no character: remove it") from None
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where it is visible, else the next free one from U+0100."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [b for b in range(256) if b not in visible]
-    return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
-
-
-_BYTE_OF = _byte_alphabet()
+def _without_prefix(rules: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A normalizer or pre-tokenizer that gives a text's first word no space, and whether that differs."""
+    match rules:
+        case {"type": "Sequence", **rest}:
+            name = "normalizers" if "normalizers" in rest else "pretokenizers"
+            steps = [_without_prefix(step) for step in rest[name]]
+            return {**rules, name: [step for step, _ in steps if step]}, any(changed for _, changed in steps)
+        case {"type": "Prepend"}:
+            return {}, True
+        case {"type": "Metaspace", "prepend_scheme": "always" | "first"}:
+            return {**rules, "prepend_scheme": "never"}, True
+        case {"type": "ByteLevel", "add_prefix_space": True}:
+            return {**rules, "add_prefix_space": False}, True
+    return rules, False

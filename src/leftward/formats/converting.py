@@ -1,0 +1,43 @@
+"""An opened model to the files of others: a Hugging Face directory, or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from leftward.errors import UserError
+from leftward.formats.gguf import write_gguf
+from leftward.formats.gguf_models import to_gguf
+from leftward.formats.kinds import KINDS
+from leftward.formats.loading import Loaded
+from leftward.formats.run import save_model
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def write_hf_model(directory: Path, loaded: Loaded, dtype: str, max_shard_bytes: int) -> None:
+    """Raises: UserError, where the disk refuses. A model that no class can express is written as our own."""
+    state = {name: tensor.to(_DTYPES[dtype]) for name, tensor in loaded.decoder.state_dict().items()}
+    kept = {key: value for key, value in loaded.generation.items() if value not in (None, [])}
+    save_model(
+        directory,
+        loaded.decoder.config,
+        state,
+        loaded.tokenizer,
+        kept,
+        model_type=loaded.model_type,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def write_gguf_model(path: Path, loaded: Loaded, dtype: str, quantize: str | None, name: str) -> None:
+    """Raises: UserError: llama.cpp has no such architecture or tokenizer, the kind is none, or the disk refuses."""
+    kind = None if quantize is None else quantize.upper()
+    if kind is not None and kind not in KINDS:
+        raise UserError(f"quantize is {quantize!r}: {', '.join(sorted(KINDS)).lower()} are known")
+    state = {name: tensor.to(_DTYPES[dtype]) for name, tensor in loaded.decoder.state_dict().items()}
+    metadata = {"general.name": name}
+    if loaded.tokenizer is not None:
+        metadata |= loaded.tokenizer.to_gguf()
+    write_gguf(path, *to_gguf(loaded.decoder.config, state, kind=kind, metadata=metadata))

@@ -1,0 +1,82 @@
+"""What a path or a name stands for, opened: a model directory, a GGUF file, a file of llama2.c, a repository of the
+Hugging Face hub. What is read comes from anywhere; the errors are those of the formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from leftward import files
+from leftward.errors import UserError
+from leftward.formats.directory import is_hub_id
+from leftward.formats.run import build_decoder, load_model
+from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
+
+# What a repository has that a model is made of; never code, never pickles.
+_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja"]
+
+
+class Loaded(NamedTuple):
+    decoder: Decoder
+    """In evaluation mode."""
+    tokenizer: Tokenizer | None
+    generation: dict[str, Any]
+    """generation_config.json; eos_token_id is always a list."""
+    model_type: str | None
+    """The Hugging Face class that it came from, if it did."""
+
+
+def open_model(what: Path | str, dtype: torch.dtype = torch.float32) -> Loaded:
+    """Open a run or model directory, a .gguf file, a .bin file of llama2.c (with tok512.bin beside it), or "owner/name"
+    on the hub.
+
+    Raises:
+        UserError: it is not there, damaged, or of a kind that is not supported.
+    """
+    path = Path(what)
+    if path.suffix == ".gguf":
+        return _open_gguf(path, dtype)
+    if path.suffix == ".bin" and path.is_file():
+        return _open_llama2c(path, dtype)
+    if is_hub_id(what):
+        path = _from_hub(str(what))
+    decoder, tokenizer, generation = load_model(path, dtype)
+    return Loaded(decoder, tokenizer, generation, files.read_json(path / "config.json").get("model_type"))
+
+
+def _open_gguf(path: Path, dtype: torch.dtype) -> Loaded:
+    from leftward.formats.gguf import GGUF  # its tables of quantised kinds are for those who need them
+    from leftward.formats.gguf_models import from_gguf
+
+    gguf = GGUF.open(path)
+    config, state = from_gguf(gguf, dtype)
+    tokenizer = Tokenizer.from_gguf(gguf.metadata) if "tokenizer.ggml.model" in gguf.metadata else None
+    ids = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    eos = [token_id for token_id in dict.fromkeys(ids) if isinstance(token_id, int)]
+    return Loaded(build_decoder(config, state), tokenizer, {"eos_token_id": eos}, None)
+
+
+def _open_llama2c(path: Path, dtype: torch.dtype) -> Loaded:
+    from leftward.formats.llama2c import read_llama2c, read_tok512
+
+    config, state = read_llama2c(path)
+    vocabulary = path.parent / "tok512.bin"
+    tokenizer = Tokenizer.from_pieces(read_tok512(vocabulary)) if vocabulary.exists() else None
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    return Loaded(build_decoder(config, state), tokenizer, {"eos_token_id": [1, 2]}, None)  # its run.c stops at bos too
+
+
+def _from_hub(name: str) -> Path:
+    """The local copy of a repository, downloaded where there is none. HF_HUB_OFFLINE and HF_TOKEN are honoured."""
+    from huggingface_hub import snapshot_download  # takes half a second, and most models are paths
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # of its own kinds, of the network's and of the disk's
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"{name} is no path here, and the hub does not give it: {(reason or [type(error).__name__])[0]}"
+        ) from None

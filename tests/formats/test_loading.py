@@ -1,0 +1,112 @@
+"""What `lw.load` and `leftward convert` take and give: every format through one door, and the same model from each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import leftward as lw
+from leftward import Config
+from leftward.errors import UserError
+from leftward.formats.loading import open_model
+from leftward.formats.run import save_model
+from leftward.text.tokenizer import Tokenizer
+from random_models import random_decoder, random_ids
+
+TEXT = "The quick brown fox jumps over the lazy dog.\n"
+TOKENIZER = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big, red ball. She wanted to play with it, but it was too high."
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    config = Config(vocab_size=TOKENIZER.vocab_size, d_model=64, n_heads=2, n_layers=2, max_seq_len=64)
+    save_model(tmp_path / "model", config, random_decoder(config, std=0.2).state_dict(), TOKENIZER)
+    return tmp_path / "model"
+
+
+def leftward(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leftward.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_model_through_gguf_and_back_is_the_same(directory: Path, tmp_path: Path) -> None:
+    done = leftward("convert", directory, tmp_path / "model.gguf", "--to", "gguf")
+    assert done.returncode == 0, done.stderr
+    first, second = lw.load(directory), lw.load(tmp_path / "model.gguf")
+    ids = random_ids(first.config, 2, 20)
+    with torch.inference_mode():
+        assert torch.equal(first.decoder(ids), second.decoder(ids))
+    assert second.generate("The", max_tokens=20, seed=1) == first.generate("The", max_tokens=20, seed=1)
+    done = leftward("convert", tmp_path / "model.gguf", tmp_path / "back", "--to", "hf")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
+
+
+def test_quantised_weights_are_near(directory: Path, tmp_path: Path) -> None:
+    done = leftward("convert", directory, tmp_path / "q.gguf", "--to", "gguf", "--quantize", "q8_0")
+    assert done.returncode == 0, done.stderr
+    first, second = lw.load(directory), lw.load(tmp_path / "q.gguf")
+    ids = random_ids(first.config, 2, 20)
+    with torch.inference_mode():
+        exact = first.decoder(ids)
+        error = (second.decoder(ids) - exact).norm() / exact.norm()
+    assert 0 < error < 0.05  # 8 bits a weight
+
+
+def test_a_class_stays_the_class(directory: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MistralConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        num_key_value_heads=1, sliding_window=None, max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    done = leftward("convert", tmp_path / "theirs", tmp_path / "ours", "--max-shard-gb", "0.000005")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "mistral"
+    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 1
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+
+
+def test_stories260k_says_its_story(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "stories260K" / "stories260K.bin"
+    assert lw.load(source).generate("", max_tokens=60, temperature=0).startswith(STORY[:150])
+    done = leftward("convert", source, tmp_path / "hf", "--to", "hf")
+    assert done.returncode == 0, done.stderr
+    assert lw.load(tmp_path / "hf").generate("", max_tokens=60, temperature=0).startswith(STORY[:150])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["missing.gguf", "out"], "does not exist"),
+        (["MODEL", "out", "--to", "onnx"], "to is 'onnx'"),
+        (["MODEL", "out", "--dtype", "int8"], "dtype is 'int8'"),
+        (["MODEL", "out", "--quantize", "q8_0"], "--quantize is for --to gguf"),
+        (["MODEL", "out.gguf", "--to", "gguf", "--quantize", "q9"], "quantize is 'q9'"),
+        (["MODEL", "MODEL"], "exists: give another place"),
+        (["MODEL", "out", "--max-shard-gb", "0"], "max-shard-gb is 0"),
+    ],
+)
+def test_mistakes_are_one_line(directory: Path, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    real = {"MODEL": directory, "out": tmp_path / "out", "out.gguf": tmp_path / "out.gguf"}
+    done = leftward("convert", *(real.get(argument, argument) for argument in arguments))
+    assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.gguf").exists()
+
+
+def test_a_hub_name_without_a_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="owner/nothing is no path here, and the hub does not give it"):
+        open_model("owner/nothing")
