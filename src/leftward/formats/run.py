@@ -20,6 +20,7 @@ from leftward.formats.directory import check_model_directory
 from leftward.formats.hf import from_hf, to_hf
 from leftward.formats.tensors import read_tensors, write_tensors
 from leftward.model.decoder import Decoder
+from leftward.text import directory as tokenizer_files
 from leftward.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -107,7 +108,7 @@ def load_model(
         where = path if str(error).startswith("tensor ") else directory / "config.json"
         raise UserError(f"{where}: {error}") from None
     decoder = build_decoder(config, {name: tensor.to(dtype) for name, tensor in state.items()})
-    tokenizer = Tokenizer.load(directory) if (directory / "tokenizer.json").exists() else None
+    tokenizer = Tokenizer.load(directory) if tokenizer_files.find(directory) else None
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{directory / 'tokenizer.json'} has {tokenizer.vocab_size} tokens, but the model's vocabulary holds "
