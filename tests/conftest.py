@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # One thread a process, and a process a core (pytest-xdist): models as small as the tests' gain nothing from a second
@@ -15,6 +16,11 @@ import pytest
 # A busy machine is no failure of the code under test.
 hypothesis.settings.register_profile("leftward", deadline=None)
 hypothesis.settings.load_profile("leftward")
+
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
