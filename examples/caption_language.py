@@ -21,7 +21,7 @@ import torch
 from counting_positions import recompute, with_cache
 from torch import Tensor
 
-from leftward import Config, Decoder, LanguageModel, Tokenizer
+from leftward import Config, Decoder, LanguageModel, Tokenizer, preset
 from leftward.data.batches import IGNORED
 from leftward.training.loss import loss_sum
 
@@ -53,23 +53,18 @@ def as_tokens(captions: list[str]) -> Tensor:
 CAPTIONS = draw_captions(800)
 TRAIN, TEST = CAPTIONS[:680], CAPTIONS[680:]  # 85 %
 
-CONFIG = Config(
+CONFIG = preset(
+    "gpt2",
     vocab_size=TOKENIZER.vocab_size,
     max_seq_len=MAX_LEN,
     n_layers=1,
     d_model=32,
     n_heads=4,
-    positions="learned",
     block="post",
-    norm="layernorm",
-    norm_eps=1e-5,
-    qk_norm="none",
     feed_forward="gelu",
-    qkv_bias=True,
-    attn_out_bias=True,
-    ff_bias=True,
     tie_embeddings=False,
     head_bias=True,
+    dropout=0.0,
 )
 WITHOUT_MASK = replace(CONFIG, causal=False)
 

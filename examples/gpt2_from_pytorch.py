@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from leftward import Config, Decoder
+from leftward import Config, Decoder, preset
 
 # The same names for both builds: (vocab, context, d, layers, heads).
 TINY = (100, 32, 48, 3, 4)
@@ -45,23 +45,8 @@ class GPT(nn.Module):
 
 def gpt2(vocab: int, context: int, d: int, layers: int, heads: int) -> Config:
     """The same architecture as a Config. (OpenAI's own weights want feed_forward="gelu_tanh".)"""
-    return Config(
-        vocab_size=vocab,
-        max_seq_len=context,
-        d_model=d,
-        n_layers=layers,
-        n_heads=heads,
-        positions="learned",
-        block="pre",
-        norm="layernorm",
-        norm_eps=1e-5,
-        qk_norm="none",
-        feed_forward="gelu",
-        qkv_bias=True,
-        attn_out_bias=True,
-        ff_bias=True,
-        tie_embeddings=True,
-        dropout=0.1,
+    return preset(
+        "gpt2", vocab_size=vocab, max_seq_len=context, d_model=d, n_layers=layers, n_heads=heads, feed_forward="gelu"
     )
 
 

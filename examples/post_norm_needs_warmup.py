@@ -24,7 +24,7 @@ import torch
 from pictures import add_plot_option
 from torch import Tensor, nn
 
-from leftward import Config, Decoder, Tokenizer
+from leftward import Decoder, Tokenizer, preset
 from leftward.data.sources import BUILTIN, Report, find, read
 from leftward.errors import UserError
 from leftward.training.loss import loss_sum
@@ -49,22 +49,17 @@ def draw_batch(text: Text, generator: torch.Generator) -> Tensor:  # [BATCH, SEQ
 
 
 def xavier_model(block: Norms, n_layers: int, vocab_size: int, seed: int) -> Decoder:
-    config = Config(
+    config = preset(
+        "gpt2",
         vocab_size=vocab_size,
         max_seq_len=SEQ_LEN,
         n_layers=n_layers,
         d_model=D_MODEL,
         n_heads=4,
-        positions="learned",
         block=block,
-        norm="layernorm",
-        norm_eps=1e-5,
-        qk_norm="none",
         feed_forward="gelu",
-        qkv_bias=True,
-        attn_out_bias=True,
-        ff_bias=True,
         tie_embeddings=False,
+        dropout=0.0,
     )
     decoder = Decoder(config)
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ import torch
 import leftward as lw
 from leftward import Config
 from leftward.errors import UserError
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from leftward.generation.settings import Sampling
 from leftward.language_model import LanguageModel
 from leftward.text.tokenizer import Tokenizer

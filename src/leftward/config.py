@@ -333,7 +333,7 @@ _POSITIVE = (
     *("window", "d_ff", "n_experts_per_token"),
 )
 _NOT_NEGATIVE = ("position_offset", "n_experts", "d_shared")
-_POSITIVE_FLOATS = (*("attn_scale", "attn_softcap", "embed_scale", "residual_scale", "logit_scale", "logit_softcap"),)
+_POSITIVE_FLOATS = ("attn_scale", "attn_softcap", "embed_scale", "residual_scale", "logit_scale", "logit_softcap")
 
 
 def _is_within(name: str, least: float, limit: float) -> Callable[[Config], bool]:

@@ -107,8 +107,7 @@ def count_parameters(config: Config) -> Parameters:
     """The weights of `config`'s Decoder."""
     d, layers = config.d_model, config.n_layers
     norm = (d if config.norm_weight != "none" else 0) + (d if config.norm_bias else 0)
-    block_norms = {"sandwich": 4, "parallel_shared": 1}.get(config.block, 2)
-    outer_norms = (config.block != "post") + config.embed_norm
+    block_norms, outer_norms = _norm_counts(config)
     expert = _feed_forward_weights(config, config.d_ff) + _feed_forward_biases(config, config.d_ff)
     shared = _feed_forward_weights(config, config.d_shared) + _feed_forward_biases(config, config.d_shared)
     attention = _attention_weights(config) + _attention_vectors(config)
@@ -126,6 +125,11 @@ def count_parameters(config: Config) -> Parameters:
     idle = max(0, config.n_experts - config.n_experts_per_token)
     outside = parts["token_embedding"] + parts["position_embedding"] + parts["head"]
     return Parameters(**parts, total=total, active=total - layers * idle * expert, non_embedding=total - outside)
+
+
+def _norm_counts(config: Config) -> tuple[int, int]:
+    """Norms of the residual stream, in a block and outside of the blocks."""
+    return {"sandwich": 4, "parallel_shared": 1}.get(config.block, 2), (config.block != "post") + config.embed_norm
 
 
 def _attention_weights(config: Config) -> int:
@@ -343,7 +347,7 @@ def count_activations(config: Config, seq_len: int, batch_size: int, dtype: str)
     """
     size, d = DTYPES[dtype].bytes, config.d_model
     norm = d * size + (8 if config.norm == "layernorm" else size)  # mean and 1 / σ in fp32; 1 / RMS
-    block_norms = {"sandwich": 4, "parallel_shared": 1}.get(config.block, 2)
+    block_norms, outer_norms = _norm_counts(config)
     inputs = (1 if config.block == "parallel_shared" else 2) * d * size
     if config.block == "parallel" and config.norm == "layernorm":  # both of whose norms keep the same x
         inputs -= d * size
@@ -354,7 +358,7 @@ def count_activations(config: Config, seq_len: int, batch_size: int, dtype: str)
     else:
         feed_forward = kept * config.d_ff * size
     a_token = config.n_layers * (block_norms * norm + inputs + feed_forward)
-    a_token += ((config.block != "post") + config.embed_norm) * norm + d * size  # the input of the head
+    a_token += outer_norms * norm + d * size  # the input of the head
     total = batch_size * seq_len * a_token
     return total + sum(n * _kept_by_attention(config, layer, seq_len, batch_size, size) for layer, n in _kinds(config))
 

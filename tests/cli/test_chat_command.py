@@ -20,7 +20,7 @@ import pytest
 
 from leftward import Config
 from leftward.cli import main
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from leftward.language_model import load
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -15,10 +14,11 @@ import pytest
 import torch
 
 from leftward import Config
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from leftward.proofs.checking import CLAIMS
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder
+from terminals import shown_on_a_terminal
 
 PROGRAM = [sys.executable, "-m", "leftward.cli.main", "check"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,21 +75,8 @@ def test_a_failure_is_explained_and_the_exit_code_is_1(broken: Path) -> None:
 
 
 def test_a_terminal_gets_colour_and_lines_that_fit(broken: Path) -> None:
-    leader, follower = pty.openpty()
-    environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    process = subprocess.Popen([*PROGRAM, str(broken)], stdout=follower, stderr=follower, env=environment)
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        output += part
-    assert process.wait() == 1
-    text = output.decode()
+    text, code = shown_on_a_terminal([*PROGRAM, str(broken)])
+    assert code == 1
     assert "\x1b[32m✓" in text and "\x1b[31m✗" in text
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert all(len(line) <= 80 for line in plain[:-1])

@@ -16,7 +16,7 @@ import pytest
 
 from leftward import Config
 from leftward.cli import generate as command
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from leftward.generation.settings import Sampling
 from leftward.language_model import load
 from leftward.text.tokenizer import Tokenizer

@@ -1,12 +1,11 @@
 """What a person sees: a live bar on a terminal, plain lines in a pipe, a chart that fits."""
 
-import os
-import pty
 import re
 import subprocess
 import sys
 
 from leftward.cli.chart import chart
+from terminals import shown_on_a_terminal
 
 SHOW = """
 from leftward.training.watcher import Watcher
@@ -22,21 +21,9 @@ with Watcher() as watcher:
 
 
 def on_a_terminal(columns):
-    leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
-    process = subprocess.Popen([sys.executable, "-c", SHOW], stderr=follower, stdout=follower, env=environment)
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        output += part
-    assert process.wait() == 0
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
+    output, code = shown_on_a_terminal([sys.executable, "-c", SHOW], columns)
+    assert code == 0
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
 
 
 def test_a_terminal_gets_a_live_bar():

@@ -15,7 +15,7 @@ from leftward.errors import UserError
 from leftward.formats.contents import contents_of, lines_of
 from leftward.formats.gguf import write_gguf
 from leftward.formats.gguf_models import to_gguf
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from random_models import random_decoder
 
 CONFIG = Config(vocab_size=16, max_seq_len=8, n_layers=1, d_model=32, n_heads=2, d_ff=32, qk_norm="none")

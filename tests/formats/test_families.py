@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from leftward.errors import UserError
 from leftward.formats.families import FAMILIES
-from leftward.formats.run import load_model, save_model
+from leftward.formats.model_directory import load_model, save_model
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
 

@@ -17,7 +17,7 @@ from leftward.errors import UserError
 from leftward.formats.gguf import GGUF, write_gguf
 from leftward.formats.gguf_architectures import ARCHITECTURES
 from leftward.formats.gguf_models import config_of, from_gguf, to_gguf
-from leftward.formats.run import build_decoder
+from leftward.formats.model_directory import build_decoder
 from leftward.model.decoder import Decoder
 from leftward.presets import preset_settings
 from random_models import random_decoder, random_ids

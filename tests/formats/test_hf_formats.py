@@ -16,7 +16,7 @@ from leftward import Config
 from leftward.errors import UserError
 from leftward.formats.families import FAMILIES
 from leftward.formats.hf import config_from_hf, family_of, from_hf, to_hf
-from leftward.formats.run import build_decoder, load_model, save_model
+from leftward.formats.model_directory import build_decoder, load_model, save_model
 from random_models import configs, random_decoder, random_ids
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "max_seq_len": 96, "n_layers": 3, "d_model": 32, "n_heads": 4}

@@ -16,7 +16,7 @@ from leftward.errors import UserError
 from leftward.formats.gguf import GGUF, write_gguf
 from leftward.formats.gguf_models import from_gguf, to_gguf
 from leftward.formats.llama2c import read_llama2c, read_tok512
-from leftward.formats.run import build_decoder
+from leftward.formats.model_directory import build_decoder
 from leftward.model.decoder import Decoder
 
 # run.c's own output: greedy from BOS (id 1), 200 steps.

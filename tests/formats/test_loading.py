@@ -14,7 +14,7 @@ import leftward as lw
 from leftward import Config
 from leftward.errors import UserError
 from leftward.formats.loading import open_model
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder, random_ids
 

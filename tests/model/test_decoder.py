@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from leftward import Config
+from leftward import Config, preset
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
 from random_models import configs, random_decoder, random_ids
@@ -274,22 +274,8 @@ def test_a_decoder_with_experts_can_be_copied_after_a_step() -> None:
 
 
 def test_gpt2_is_a_stack_of_pytorchs_encoder_layers() -> None:
-    config = Config(
-        vocab_size=31,
-        max_seq_len=16,
-        n_layers=3,
-        d_model=24,
-        n_heads=4,
-        d_ff=96,
-        positions="learned",
-        norm="layernorm",
-        norm_eps=1e-5,
-        qk_norm="none",
-        feed_forward="gelu",
-        qkv_bias=True,
-        attn_out_bias=True,
-        ff_bias=True,
-    )
+    small = {"vocab_size": 31, "max_seq_len": 16, "n_layers": 3, "d_model": 24, "n_heads": 4}
+    config = preset("gpt2", **small, feed_forward="gelu", dropout=0.0)
     decoder = random_decoder(config)
     layer = nn.TransformerEncoderLayer(24, 4, 96, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
     stack = nn.TransformerEncoder(layer, 3, norm=nn.LayerNorm(24), enable_nested_tensor=False).eval()

@@ -45,7 +45,7 @@ def convert(
     from leftward.formats.converting import write_gguf_model, write_hf_model  # torch takes a second or two
     from leftward.formats.loading import open_model
 
-    loaded = open_model(model if model.exists() else str(model))
+    loaded = open_model(model)
     if to == "hf":
         write_hf_model(out, loaded, dtype, max_shard_bytes=int(max_shard_gb * 1e9))
     else:

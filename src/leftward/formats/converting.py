@@ -11,7 +11,7 @@ from leftward.formats.gguf import write_gguf
 from leftward.formats.gguf_models import to_gguf
 from leftward.formats.kinds import KINDS
 from leftward.formats.loading import Loaded
-from leftward.formats.run import save_model
+from leftward.formats.model_directory import save_model
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,4 +1,4 @@
-"""Our Config and weights ↔ the config.json and tensors of a Hugging Face class. Files are run.py's business.
+"""Our Config and weights ↔ config.json and the tensors of a Hugging Face class. Files: model_directory.py.
 
 Reading refuses what a Config cannot say by name: a setting that is ignored in silence gives a model that almost works.
 Writing takes a class only where reading what was written gives the Config back.

@@ -11,7 +11,7 @@ import torch
 from leftward import files
 from leftward.errors import UserError
 from leftward.formats.directory import is_hub_id
-from leftward.formats.run import build_decoder, load_model
+from leftward.formats.model_directory import build_decoder, load_model
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 

@@ -65,10 +65,10 @@ class Attention(nn.Module):
             q, k = qk.split((self.n_heads, self.n_kv_heads), dim=2)
             normed = torch.cat((self.q_norm(q.flatten(2)), self.k_norm(k.flatten(2))), dim=2)
             return normed.unflatten(2, (-1, self.head_dim))
+        of_q, of_k = self.q_norm.factor, self.k_norm.factor
         factor = None
-        if self.q_norm.factor is not None and self.k_norm.factor is not None:
-            factors = (self.q_norm.factor.expand(self.n_heads, -1), self.k_norm.factor.expand(self.n_kv_heads, -1))
-            factor = torch.cat(factors)
+        if of_q is not None and of_k is not None:
+            factor = torch.cat((of_q.expand(self.n_heads, -1), of_k.expand(self.n_kv_heads, -1)))
         return rms_norm(qk, factor, self.q_norm.eps)
 
 

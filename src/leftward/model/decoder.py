@@ -104,15 +104,15 @@ class Decoder(nn.Module):
             raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {config.max_seq_len}")
         if cache is not None:
             cache.begin(n_new, counts)
-        rows = starts[:1] if len(set(starts)) == 1 else starts
-        places = torch.tensor(rows, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
+        first = starts[:1] if len(set(starts)) == 1 else starts
+        places = torch.tensor(first, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
         if cache is not None:
             documents = cache.documents_up_to(max(starts) + n_new, documents)
         positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
-        positions = positions.clamp(max=config.max_seq_len - 1)  # padding may reach further
 
         if self.position_embed is not None:
-            x = x + self.position_embed(positions + config.position_offset)
+            rows = positions.clamp(max=config.max_seq_len - 1) + config.position_offset  # padding may reach further
+            x = x + self.position_embed(rows)
         elif config.positions == "sinusoidal":
             x = x + sinusoids(positions, config.d_model).to(x.dtype)
         if self.embed_norm is not None:
@@ -201,9 +201,11 @@ def _check_arguments(
             len(counts) != batch or any(type(n) is not int or not 0 <= n <= most for n in counts)
         ):
             raise ValueError(f"{name} are {counts}: they must be {batch} whole numbers from 0 to {most}")
+    if prefix_lengths is None:
+        return
     starts = [0] * batch if cache is None else cache.lengths
     counts = [n_new] * batch if lengths is None else lengths
-    for start, count, prefix in zip(starts, counts, prefix_lengths or starts, strict=True):
+    for start, count, prefix in zip(starts, counts, prefix_lengths, strict=True):
         if prefix > start and (start > 0 or prefix > count):
             raise ValueError(
                 f"a prefix of {prefix} must be read in one pass; this one reads {count} tokens behind {start}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leftward.config import Config
 from leftward.data.batches import Dataset
 from leftward.errors import UserError
-from leftward.formats.run import load_model
+from leftward.formats.model_directory import load_model
 from leftward.language_model import LanguageModel, load
 from leftward.model.decoder import Decoder
 from leftward.planning import path_of

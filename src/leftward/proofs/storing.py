@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError
-from leftward.formats.run import load_model, save_model
+from leftward.formats.model_directory import load_model, save_model
 from leftward.proofs.report import Fails, Skips
 from leftward.proofs.subject import Subject
 from leftward.text.tokenizer import Tokenizer

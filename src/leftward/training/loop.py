@@ -27,7 +27,7 @@ from leftward.data.batches import Dataset, Windows
 from leftward.data.prepare import prepare
 from leftward.errors import UserError
 from leftward.formats import hf
-from leftward.formats.run import save_model, save_weights
+from leftward.formats.model_directory import save_model, save_weights
 from leftward.formats.tensors import DTYPES
 from leftward.model.decoder import Decoder
 from leftward.planner import count_parameters

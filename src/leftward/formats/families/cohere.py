@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, SETTINGS
+from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, without
 from leftward.formats.family import Family, Row, Setting
 from leftward.formats.rules import rotary, times
 
@@ -10,7 +10,7 @@ COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs not in ("rms_norm_eps", "head_dim")),
+        *without("rms_norm_eps", "head_dim"),
         Setting("layer_norm_eps", "norm_eps"),
         rotary(base=500_000.0),
         times("logit_scale", "logit_scale", 0.0625),

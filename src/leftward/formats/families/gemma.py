@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, ROWS, without
 from leftward.formats.family import Family, Setting
 from leftward.formats.rules import derived, rotary
 
@@ -13,7 +13,7 @@ GEMMA = Family(
     model_type="gemma",
     architecture="GemmaForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs != "hidden_act"),
+        *without("hidden_act"),
         # The first files say gelu and mean its approximation.
         Setting("hidden_act", "feed_forward", {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"}),
         rotary(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from leftward.formats.families.gemma import EMBED_SCALE, GEMMA_DEFAULTS
-from leftward.formats.families.llama import ATTENTION, FEED_FORWARD, GATED, SETTINGS
+from leftward.formats.families.llama import ATTENTION, FEED_FORWARD, GATED, without
 from leftward.formats.family import Family, Row, Rule, Setting
 from leftward.formats.rules import attention_scalar, maybe, rotary, windows_by_layer
 
 GEMMA_SETTINGS: tuple[Setting | Rule, ...] = (
-    *(s for s in SETTINGS if s.theirs != "hidden_act"),
+    *without("hidden_act"),
     Setting("hidden_activation", "feed_forward", GATED),
     EMBED_SCALE,
     attention_scalar(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import ATTENTION, DEFAULTS, NORMS, SETTINGS
+from leftward.formats.families.llama import ATTENTION, DEFAULTS, NORMS, without
 from leftward.formats.family import (
     EXPERTS_INTERLEAVED,
     EXPERTS_INTERLEAVED_TRANSPOSED,
@@ -19,7 +19,7 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs != "hidden_act"),
+        *without("hidden_act"),
         Setting("num_local_experts", "n_experts"),
         Setting("num_experts_per_tok", "n_experts_per_token"),
         rotary(base=150_000.0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, ROWS, without
 from leftward.formats.family import Family, Setting
 from leftward.formats.rules import inverse, rotary, times
 
@@ -10,7 +10,7 @@ GRANITE = Family(
     model_type="granite",
     architecture="GraniteForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs != "head_dim"),
+        *without("head_dim"),
         Setting("mlp_bias", "ff_bias"),
         rotary(),
         times("embedding_multiplier", "embed_scale"),

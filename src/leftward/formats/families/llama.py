@@ -24,6 +24,13 @@ SETTINGS = (
     Setting("hidden_act", "feed_forward", GATED),
     Setting("attention_bias", ("qkv_bias", "attn_out_bias")),
 )
+
+
+def without(*theirs: str) -> tuple[Setting, ...]:
+    """SETTINGS but for the keys that a class lacks or means in another way."""
+    return tuple(setting for setting in SETTINGS if setting.theirs not in theirs)
+
+
 DEFAULTS = {
     "num_key_value_heads": None,
     "head_dim": None,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, SETTINGS
+from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, without
 from leftward.formats.family import Family
 from leftward.formats.rules import rotary
 
 OLMO = Family(
     model_type="olmo",
     architecture="OlmoForCausalLM",
-    settings=(*(s for s in SETTINGS if s.theirs not in ("rms_norm_eps", "head_dim")), rotary()),
+    settings=(*without("rms_norm_eps", "head_dim"), rotary()),
     fixed={"qk_norm": "none", "norm": "layernorm", "norm_weight": "none", "norm_eps": 1e-5},
     constants={"clip_qkv": None},
     defaults=DEFAULTS,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, QK_NORMS, SETTINGS
+from leftward.formats.families.llama import ATTENTION, DEFAULTS, FEED_FORWARD, QK_NORMS, without
 from leftward.formats.family import Family, Row
 from leftward.formats.rules import rotary
 
 OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
-    settings=(*(s for s in SETTINGS if s.theirs != "head_dim"), rotary()),
+    settings=(*without("head_dim"), rotary()),
     fixed={"qk_norm": "whole", "block": "output"},
     defaults={**DEFAULTS, "rms_norm_eps": 1e-5},
     dropouts=("attention_dropout",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import DEFAULTS, NORMS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, NORMS, without
 from leftward.formats.family import VOCABULARY, Family, Row
 from leftward.formats.rules import WINDOW_EVERYWHERE, rotary
 
@@ -10,7 +10,7 @@ PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs not in ("head_dim", "attention_bias")),
+        *without("head_dim", "attention_bias"),
         rotary(fraction=1.0),
         WINDOW_EVERYWHERE,
     ),

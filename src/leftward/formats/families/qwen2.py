@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, ROWS, without
 from leftward.formats.family import Family
 from leftward.formats.rules import QWEN_WINDOWS, rotary
 
@@ -10,7 +10,7 @@ QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs not in ("attention_bias", "head_dim")),
+        *without("attention_bias", "head_dim"),
         rotary(),
         QWEN_WINDOWS,
     ),

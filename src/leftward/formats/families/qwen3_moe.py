@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leftward.formats.families.llama import ATTENTION, DEFAULTS, NORMS, QK_NORMS, SETTINGS
+from leftward.formats.families.llama import ATTENTION, DEFAULTS, NORMS, QK_NORMS, without
 from leftward.formats.family import EXPERTS_APART, EXPERTS_HALVES_APART, Family, Json, Row, Rule, Setting
 from leftward.formats.rules import WINDOW_EVERYWHERE, rotary
 
@@ -29,7 +29,7 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs != "intermediate_size"),
+        *without("intermediate_size"),
         Setting("moe_intermediate_size", "d_ff"),
         Setting("num_experts_per_tok", "n_experts_per_token"),
         Setting("norm_topk_prob", "router_normalised"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from leftward.config import Config, shortest_pattern
 from leftward.errors import UserError
-from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, ROWS, without
 from leftward.formats.family import Family, Json, Rule, Setting
 from leftward.formats.rules import QWEN_WINDOWS, rotary
 
@@ -27,7 +27,7 @@ SMOLLM3 = Family(
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs != "head_dim"),
+        *without("head_dim"),
         Setting("mlp_bias", "ff_bias"),
         rotary(base=2e6),
         QWEN_WINDOWS,

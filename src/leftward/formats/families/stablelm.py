@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leftward.formats.families.llama import DEFAULTS, ROWS, SETTINGS
+from leftward.formats.families.llama import DEFAULTS, ROWS, without
 from leftward.formats.family import Family, Setting
 from leftward.formats.rules import choice, rotary
 
@@ -10,7 +10,7 @@ STABLELM = Family(
     model_type="stablelm",
     architecture="StableLmForCausalLM",
     settings=(
-        *(s for s in SETTINGS if s.theirs not in ("rms_norm_eps", "head_dim", "attention_bias")),
+        *without("rms_norm_eps", "head_dim", "attention_bias"),
         Setting("layer_norm_eps", "norm_eps"),
         Setting("use_qkv_bias", "qkv_bias"),
         choice("use_parallel_residual", ((False, {"block": "pre"}), (True, {"block": "parallel_shared"})), False),

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from leftward import Config
 from leftward.errors import UserError
-from leftward.formats.run import load_model, save_model
+from leftward.formats.model_directory import load_model, save_model
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder, random_ids
 
