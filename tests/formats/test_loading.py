@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import leftward as lw
 from leftward import Config
@@ -77,6 +78,26 @@ def test_a_class_stays_the_class(directory: Path, tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_there_and_back_gives_the_same_bytes(tmp_path: Path, dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, head_dim=16,
+        num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.Qwen3ForCausalLM(config).to(dtype).save_pretrained(tmp_path / "theirs")
+    for source, out, to in (("theirs", "hf", "hf"), ("theirs", "ours.gguf", "gguf"), ("ours.gguf", "back", "hf")):
+        done = leftward("convert", tmp_path / source, tmp_path / out, "--to", to)
+        assert done.returncode == 0, done.stderr
+    theirs, hf, back = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "hf", "back"))
+    assert theirs.keys() == hf.keys() == back.keys()
+    for name, tensor in theirs.items():
+        assert hf[name].dtype == dtype and torch.equal(hf[name], tensor), name
+        assert torch.equal(back[name].to(dtype), tensor), name  # a GGUF file keeps vectors in fp32
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert again.dtype == dtype
 
 
 def test_stories260k_says_its_story(shared_data: Path, tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ def convert(
     ],
     out: Annotated[Path, typer.Argument(help="A directory (hf) or a file (gguf), which must not exist yet.")],
     to: Annotated[str, typer.Option(metavar="hf|gguf", help="For transformers and vLLM, or for llama.cpp.")] = "hf",
-    dtype: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Of the weights that are written.")] = "fp32",
+    dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Of the weights that are written. [default: MODEL's]")
+    ] = None,
     quantize: Annotated[
         str | None, typer.Option(help="gguf only: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k.")
     ] = None,
@@ -32,7 +34,7 @@ def convert(
     Example: leftward convert runs/my-run my-run.gguf --to gguf --quantize q8_0
     """
     for name, value, valid in (("to", to, _FORMATS), ("dtype", dtype, _DTYPES)):
-        if value not in valid:
+        if value is not None and value not in valid:
             raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
     if quantize is not None and to != "gguf":
         raise UserError("--quantize is for --to gguf: Hugging Face classes take their weights whole")
@@ -45,9 +47,9 @@ def convert(
     from leftward.formats.converting import write_gguf_model, write_hf_model  # torch takes a second or two
     from leftward.formats.loading import open_model
 
-    loaded = open_model(model)
+    loaded = open_model(model, dtype=None)
     if to == "hf":
         write_hf_model(out, loaded, dtype, max_shard_bytes=int(max_shard_gb * 1e9))
     else:
         write_gguf_model(out, loaded, dtype, quantize, name=model.stem)
-    typer.echo(f"{out}: {loaded.decoder.n_parameters:,} parameters, {quantize or dtype}")
+    typer.echo(f"{out}: {loaded.decoder.n_parameters:,} parameters")

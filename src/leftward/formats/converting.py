@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from leftward.errors import UserError
 from leftward.formats.gguf import write_gguf
@@ -16,14 +17,13 @@ from leftward.formats.model_directory import save_model
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def write_hf_model(directory: Path, loaded: Loaded, dtype: str, max_shard_bytes: int) -> None:
+def write_hf_model(directory: Path, loaded: Loaded, dtype: str | None, max_shard_bytes: int) -> None:
     """Raises: UserError, where the disk refuses. A model that no class can express is written as our own."""
-    state = {name: tensor.to(_DTYPES[dtype]) for name, tensor in loaded.decoder.state_dict().items()}
     kept = {key: value for key, value in loaded.generation.items() if value not in (None, [])}
     save_model(
         directory,
         loaded.decoder.config,
-        state,
+        _weights(loaded, dtype),
         loaded.tokenizer,
         kept,
         model_type=loaded.model_type,
@@ -31,13 +31,17 @@ def write_hf_model(directory: Path, loaded: Loaded, dtype: str, max_shard_bytes:
     )
 
 
-def write_gguf_model(path: Path, loaded: Loaded, dtype: str, quantize: str | None, name: str) -> None:
+def write_gguf_model(path: Path, loaded: Loaded, dtype: str | None, quantize: str | None, name: str) -> None:
     """Raises: UserError: llama.cpp has no such architecture or tokenizer, the kind is none, or the disk refuses."""
     kind = None if quantize is None else quantize.upper()
     if kind is not None and kind not in KINDS:
         raise UserError(f"quantize is {quantize!r}: {', '.join(sorted(KINDS)).lower()} are known")
-    state = {name: tensor.to(_DTYPES[dtype]) for name, tensor in loaded.decoder.state_dict().items()}
     metadata = {"general.name": name}
     if loaded.tokenizer is not None:
         metadata |= loaded.tokenizer.to_gguf()
-    write_gguf(path, *to_gguf(loaded.decoder.config, state, kind=kind, metadata=metadata))
+    write_gguf(path, *to_gguf(loaded.decoder.config, _weights(loaded, dtype), kind=kind, metadata=metadata))
+
+
+def _weights(loaded: Loaded, dtype: str | None) -> dict[str, Tensor]:
+    state = loaded.decoder.state_dict()
+    return state if dtype is None else {name: tensor.to(_DTYPES[dtype]) for name, tensor in state.items()}

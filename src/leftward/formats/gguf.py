@@ -88,18 +88,16 @@ class GGUF:
         return torch.frombuffer(self._data, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor's numbers in its shape; in fp32 unless `dtype` says otherwise.
+        """A tensor's numbers in its shape, in `dtype`; None: floats as they are stored, all else in fp32.
 
         Raises: UserError, where there is none, or its kind can't be read.
         """
-        import torch
-
         from leftward.formats.quants import dequantise
 
         raw = self.raw(name)
         kind, shape, _, _ = self.tensors[name]
         try:
-            return dequantise(kind, raw, torch.float32 if dtype is None else dtype).view(shape)
+            return dequantise(kind, raw, dtype).view(shape)
         except UserError as error:
             raise UserError(f"{self.path}: tensor {name}: {error}") from None
 

@@ -57,8 +57,9 @@ llama.cpp looks no further."""
 # ---- reading
 
 
-def from_gguf(gguf: GGUF, dtype: torch.dtype = torch.float32) -> tuple[Config, dict[str, Tensor]]:
+def from_gguf(gguf: GGUF, dtype: torch.dtype | None = torch.float32) -> tuple[Config, dict[str, Tensor]]:
     """The Config and a Decoder's state dict, a tied head left out. Plain numbers of `dtype` stay in the mapped file.
+    `dtype` None: floats as they are stored, quantised ones in fp32.
 
     Raises:
         UserError: the architecture is none of ARCHITECTURES, a setting is not supported, or the tensors are not those
@@ -349,11 +350,11 @@ _ANGLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 
 def _check_tied(gguf: GGUF) -> None:
-    if not torch.equal(gguf.tensor("output.weight"), gguf.tensor("token_embd.weight")):
+    if not torch.equal(*(gguf.tensor(name, torch.float32) for name in ("output.weight", "token_embd.weight"))):
         raise UserError("the head is said to be tied, but tensor output.weight is not token_embd.weight")
 
 
-def _read(gguf: GGUF, config: Config, ours: str, theirs: list[str], op: Op, dtype: torch.dtype) -> Tensor:
+def _read(gguf: GGUF, config: Config, ours: str, theirs: list[str], op: Op, dtype: torch.dtype | None) -> Tensor:
     """One tensor of ours. Operations move whole rows, so where these are of one kind it is their bytes that are moved,
     which are fewer than the numbers."""
     kinds = {gguf.tensors[name].kind for name in theirs}
@@ -364,7 +365,7 @@ def _read(gguf: GGUF, config: Config, ours: str, theirs: list[str], op: Op, dtyp
         rows = op.read(config, [gguf.raw(name).view(*gguf.tensors[name].shape[:-1], -1) for name in theirs])
         columns = gguf.tensors[theirs[0]].shape[-1]
         tensor = dequantise(kind, rows.flatten(), dtype).view(*rows.shape[:-1], columns)
-    return (tensor.float() - 1).to(dtype) if _is_one_plus(config, ours) else tensor
+    return (tensor.float() - 1).to(tensor.dtype) if _is_one_plus(config, ours) else tensor
 
 
 def _is_one_plus(config: Config, ours: str) -> bool:

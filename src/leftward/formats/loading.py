@@ -29,9 +29,9 @@ class Loaded(NamedTuple):
     """The Hugging Face class that it came from, if it did."""
 
 
-def open_model(what: Path | str, dtype: torch.dtype = torch.float32) -> Loaded:
+def open_model(what: Path | str, dtype: torch.dtype | None = torch.float32) -> Loaded:
     """Open a run or model directory, a .gguf file, a .bin file of llama2.c (with tok512.bin beside it), or "owner/name"
-    on the hub.
+    on the hub. `dtype` None: floats as they are stored, quantised ones in fp32.
 
     Raises:
         UserError: it is not there, damaged, or of a kind that is not supported.
@@ -47,7 +47,7 @@ def open_model(what: Path | str, dtype: torch.dtype = torch.float32) -> Loaded:
     return Loaded(decoder, tokenizer, generation, files.read_json(path / "config.json").get("model_type"))
 
 
-def _open_gguf(path: Path, dtype: torch.dtype) -> Loaded:
+def _open_gguf(path: Path, dtype: torch.dtype | None) -> Loaded:
     from leftward.formats.gguf import GGUF  # its tables of quantised kinds are for those who need them
     from leftward.formats.gguf_models import from_gguf
 
@@ -59,13 +59,13 @@ def _open_gguf(path: Path, dtype: torch.dtype) -> Loaded:
     return Loaded(build_decoder(config, state), tokenizer, {"eos_token_id": eos}, None)
 
 
-def _open_llama2c(path: Path, dtype: torch.dtype) -> Loaded:
+def _open_llama2c(path: Path, dtype: torch.dtype | None) -> Loaded:
     from leftward.formats.llama2c import read_llama2c, read_tok512
 
     config, state = read_llama2c(path)
     vocabulary = path.parent / "tok512.bin"
     tokenizer = Tokenizer.from_pieces(read_tok512(vocabulary)) if vocabulary.exists() else None
-    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    state = {name: tensor.to(dtype or torch.float32) for name, tensor in state.items()}
     return Loaded(build_decoder(config, state), tokenizer, {"eos_token_id": [1, 2]}, None)  # its run.c stops at bos too
 
 

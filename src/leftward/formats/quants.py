@@ -33,11 +33,14 @@ _PLAIN = {
 }
 
 
-def dequantise(kind: str, raw: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantise(kind: str, raw: Tensor, dtype: torch.dtype | None = torch.float32) -> Tensor:
     """The numbers that `raw` (uint8 [bytes], whole blocks) stands for, [elements]; by way of fp32 where quantised.
 
-    Plain numbers that have `dtype` already are not copied. Raises: UserError, where the kind can't be read.
+    `dtype` None: floats as they are stored, all else in fp32. Plain numbers that have the dtype already are not copied.
+    Raises: UserError, where the kind can't be read.
     """
+    if dtype is None:
+        dtype = _PLAIN[kind] if kind in ("F32", "F16", "BF16") else torch.float32
     if kind in _PLAIN:
         aligned = raw.storage_offset() % KINDS[kind].nbytes == 0
         return (raw if aligned else raw.clone()).view(_PLAIN[kind]).to(dtype)
