@@ -91,7 +91,7 @@ def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -
 
 
 def load_model(
-    directory: Path | str, dtype: torch.dtype = torch.float32
+    directory: Path | str, dtype: torch.dtype | None = torch.float32
 ) -> tuple[Decoder, Tokenizer | None, dict[str, Any]]:
     """Read a model directory: the Decoder in evaluation mode, its tokenizer if it has one, and generation_config.json.
 
@@ -107,7 +107,9 @@ def load_model(
     except UserError as error:
         where = path if str(error).startswith("tensor ") else directory / "config.json"
         raise UserError(f"{where}: {error}") from None
-    decoder = build_decoder(config, {name: tensor.to(dtype) for name, tensor in state.items()})
+    if dtype is not None:
+        state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    decoder = build_decoder(config, state)
     tokenizer = Tokenizer.load(directory) if tokenizer_files.find(directory) else None
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise UserError(
