@@ -16,7 +16,7 @@ from leftward.formats.model_directory import save_model
 from leftward.generation.settings import Sampling
 from leftward.language_model import LanguageModel
 from leftward.text.tokenizer import Tokenizer
-from random_models import random_decoder
+from random_models import random_decoder, random_ids
 
 TEXT = "The quick brown fox jumps over the lazy dog; é, ß and 𝄞 too.\n"
 TOKENIZER = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
@@ -59,6 +59,22 @@ def test_load_says_what_is_wrong(directory: Path, tmp_path: Path) -> None:
     save_model(tmp_path, MODEL.config, MODEL.decoder.state_dict())
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         lw.load(tmp_path)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_shorter_context_is_the_same_model(tmp_path: Path, positions: str) -> None:
+    config = Config(
+        vocab_size=TOKENIZER.vocab_size, d_model=32, n_heads=2, n_layers=2, max_seq_len=48, positions=positions
+    )
+    save_model(tmp_path, config, random_decoder(config).state_dict(), TOKENIZER)
+    whole, short = lw.load(tmp_path), lw.load(tmp_path, max_seq_len=12)
+    ids = random_ids(config, 2, 12)
+    with torch.inference_mode():
+        assert torch.equal(whole.decoder(ids), short.decoder(ids))
+    assert short.config.max_seq_len == 12 and "context 12" in repr(short)
+    for wrong in (0, 49, 1.5, True):
+        with pytest.raises(UserError, match="max_seq_len is .*: it must be a whole number from 1 to 48"):
+            lw.load(tmp_path, max_seq_len=wrong)
 
 
 def test_every_eos_of_generation_config_ends_a_text(directory: Path, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import leftward as lw
 from leftward.errors import UserError
 from leftward.formats.families import FAMILIES
 from leftward.formats.model_directory import load_model, save_model
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
+from leftward.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -245,6 +247,17 @@ def test_greedy_text_is_theirs(case: str, tmp_path: Path) -> None:
     ids = ids_of(1, 30)
     new = theirs.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 30:]
     assert greedy(ours, ids, 64) == new.tolist()
+
+
+@torch.inference_mode()
+def test_angles_that_hang_on_the_length_are_theirs_in_a_shorter_context(tmp_path: Path) -> None:
+    """transformers takes the short factors of longrope while a text is within the original context of 8."""
+    theirs = make(*CASES["phi3-longrope"])
+    theirs.save_pretrained(tmp_path)
+    Tokenizer.train(["ab"], kind="char").save(tmp_path)
+    ids = ids_of(2, 8)
+    assert not torch.allclose(lw.load(tmp_path).decoder(ids), theirs(ids).logits, atol=1e-2)
+    torch.testing.assert_close(lw.load(tmp_path, max_seq_len=8).decoder(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_every_family_has_a_case() -> None:
