@@ -63,6 +63,8 @@ def configs(draw: st.DrawFn, **fixed: Any) -> Config:
         values["attention_pattern"] = draw(st.sampled_from(["L", "LG", "GL", "LLG"]))
     if values["positions"] == "learned":
         values["position_offset"] = draw(st.sampled_from([0, 2]))
+    if values["positions"] in ("alibi", "alibi_mpt"):
+        values["alibi_scale"] = draw(st.sampled_from([1.0, 0.35]))
     if values["positions"] in ("rotary", "alibi", "alibi_mpt"):
         values["position_pattern"] = draw(st.sampled_from(["P", "PN", "NP"]))
     if values["positions"] == "rotary":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +312,20 @@ def test_padding_of_the_vocabulary_is_never_sampled() -> None:
     assert model.decoder(torch.zeros(1, 1, dtype=torch.long)).shape[-1] == model.config.vocab_size
     events = list(model.events(["The"], Sampling(max_tokens=40, temperature=5.0, seed=1)))
     assert all(event.token_id is not None and event.token_id < model.config.vocab_size for event in events)
+
+
+# ---- the model's own defaults
+
+
+def test_generation_config_is_the_default_and_arguments_go_before_it(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [0], "do_sample": False, "max_new_tokens": 7}))
+    model = lw.load(tmp_path / "model")
+    plain = lw.load(directory)
+    assert model.generate("The") == plain.generate("The", temperature=0, max_tokens=7)
+    drawn = {"temperature": 1.0, "max_tokens": 12, "seed": 3}
+    assert model.generate("The", **drawn) == plain.generate("The", **drawn)
+    path.write_text(json.dumps({"temperature": "hot"}))
+    with pytest.raises(UserError, match="the generation_config.json of .*temperature is 'hot'"):
+        lw.load(tmp_path / "model")

@@ -295,12 +295,12 @@ def test_padding_in_our_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("trains")
 def test_targets_that_our_training_does_not_shift(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loss.loss_sum
-    monkeypatch.setattr(loop, "loss_sum", lambda logits, targets: real(logits[:, 1:], targets[:, :-1]))
+    real = loss.head_loss
+    monkeypatch.setattr(loop, "head_loss", lambda model, x, targets, n: real(model, x[:, 1:], targets[:, :-1], n))
     report = check(healthy())
     assert failed(report).keys() == {LEARNS}
     assert "the model says the present token" in report[LEARNS].measured
-    monkeypatch.setattr(loop, "loss_sum", lambda logits, targets: real(logits[:, :-1], targets[:, 1:]))
+    monkeypatch.setattr(loop, "head_loss", lambda model, x, targets, n: real(model, x[:, :-1], targets[:, 1:], n))
     assert "the model says the token after the next" in failed(check(healthy()))[LEARNS]
 
 

@@ -121,6 +121,8 @@ class Config:
     """rotary: Su et al. 2021, arXiv 2104.09864. learned: one vector a position, as in GPT-2. sinusoidal: fixed vectors
     (Vaswani et al. 2017, arXiv 1706.03762, section 3.5). alibi: Press et al. 2021, arXiv 2108.12409; alibi_mpt: the
     same with MPT's order of slopes. none: Kazemnejad et al. 2023, arXiv 2305.19466."""
+    alibi_scale: float = 1.0
+    """What ALiBi's slopes are multiplied by (Falcon: 1 / √head_dim, as scores are)."""
     position_pattern: str = "P"
     """In which layers attention knows positions (P) and in which it doesn't (N), repeated over the layers, for rotary
     and alibi: SmolLM3 has PPPN."""
@@ -333,7 +335,9 @@ _POSITIVE = (
     *("window", "d_ff", "n_experts_per_token"),
 )
 _NOT_NEGATIVE = ("position_offset", "n_experts", "d_shared")
-_POSITIVE_FLOATS = ("attn_scale", "attn_softcap", "embed_scale", "residual_scale", "logit_scale", "logit_softcap")
+_POSITIVE_FLOATS = (
+    *("attn_scale", "attn_softcap", "alibi_scale", "embed_scale", "residual_scale", "logit_scale", "logit_softcap"),
+)
 
 
 def _is_within(name: str, least: float, limit: float) -> Callable[[Config], bool]:
@@ -463,6 +467,11 @@ _RULES: list[tuple[tuple[str, ...], Callable[[Config], bool], str]] = [
         ("positions", "position_offset"),
         lambda c: c.position_offset == 0 or c.positions == "learned",
         "position_offset {position_offset} is for learned positions, and these are {positions}",
+    ),
+    (
+        ("positions", "alibi_scale"),
+        lambda c: c.alibi_scale == 1.0 or c.positions in ("alibi", "alibi_mpt"),
+        "alibi_scale {alibi_scale} is for alibi, and positions are {positions}",
     ),
     *(
         (

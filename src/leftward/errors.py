@@ -20,3 +20,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 def missing_extra(library: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
     return UserError(f"{purpose} needs {library}: pip install {library} (leftward's extra `{extra}`)")
+
+
+def printable(text: str, longest: int = 100) -> str:
+    """Text that comes out of a file, for a message: one line of bounded length, and no character steers a terminal."""
+    shown = text[:longest] + ("…" if len(text) > longest else "")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)

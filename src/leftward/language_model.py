@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from leftward.config import Config
+from leftward.data.sources import Piece
 from leftward.errors import UserError, nearest
+from leftward.formats.generation_config import sampling_defaults
 from leftward.formats.loading import open_model
 from leftward.formats.model_directory import build_decoder
 from leftward.formats.tensors import DTYPES
@@ -25,9 +27,11 @@ from leftward.model.decoder import Decoder
 from leftward.model.positions import frequencies
 from leftward.text.chat import ChatTemplate, Message
 from leftward.text.tokenizer import Tokenizer
+from leftward.training.loss import Evaluation
 
 _MOST_SAMPLES = 4096  # of a prompt: each has its place in the cache at once
 _EMBEDDED_AT_ONCE = 16_384  # tokens, padding included
+_READ_AT_ONCE = 4096  # tokens, padding included, and
 _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
 
 
@@ -50,7 +54,12 @@ def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32", max_seq_l
     if tokenizer is None:
         where = Path(path) / "tokenizer.json" if Path(path).is_dir() else f"the tokenizer of {path}"
         raise UserError(f"{where} is missing")
-    return LanguageModel(decoder, tokenizer, eos_ids=generation["eos_token_id"])
+    defaults = sampling_defaults(generation)
+    try:
+        Sampling.of(defaults)
+    except UserError as error:
+        raise UserError(f"the generation_config.json of {path}: {error}") from None
+    return LanguageModel(decoder, tokenizer, eos_ids=generation["eos_token_id"], sampling=defaults)
 
 
 def _shortened(decoder: Decoder, max_seq_len: int) -> Decoder:
@@ -102,12 +111,21 @@ class Score:
 class LanguageModel:
     """Generate from it, or ask how likely a text is. `decoder` is the torch module, ids [B, T] → logits [B, T, V]."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, eos_ids: Sequence[int] = ()) -> None:
-        """Puts `decoder` in evaluation mode. `eos_ids` end a text beside the tokenizer's own."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        eos_ids: Sequence[int] = (),
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Puts `decoder` in evaluation mode. `eos_ids` end a text beside the tokenizer's own; `sampling` are the fields
+        of `Sampling` that this model has other defaults for: what its generation_config.json says."""
         self.decoder = decoder.eval()
         self.tokenizer = tokenizer
         own = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         self.eos_ids = frozenset([*eos_ids, *own])
+        self.sampling_defaults = dict(sampling or {})
 
     def __repr__(self) -> str:
         config = self.config
@@ -124,6 +142,13 @@ class LanguageModel:
     def chat_template(self) -> ChatTemplate:
         """How the model was trained to see a conversation; may be set. Raises: UserError, where it came without one."""
         return ChatTemplate.of(self.tokenizer)
+
+    def sampling(self, settings: Mapping[str, Any], **otherwise: Any) -> Sampling:
+        """`settings`, where they say nothing the model's own defaults, then `otherwise`, then those of `Sampling`.
+
+        Raises: UserError.
+        """
+        return Sampling.of({**otherwise, **self.sampling_defaults, **settings})
 
     @overload
     def generate(self, prompt: str, *, n: Literal[1] = 1, **settings: Any) -> str: ...
@@ -150,7 +175,7 @@ class LanguageModel:
             prefix_embeddings: [P, d_model] vectors in front of every prompt, or [prompts, P, d_model] for each.
             prefix_lm: those vectors and the prompt see each other whole, as in the training of a prefix-LM.
             sampling: the fields of `Sampling`: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
-                seed, stop.
+                seed, stop. What is not given is as the model's generation_config.json has it.
 
         Returns:
             A text for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
@@ -163,7 +188,7 @@ class LanguageModel:
         texts = [""] * (len(prompts) * n)
         events = self.events(
             prompts,
-            Sampling.of(sampling),
+            self.sampling(sampling),
             n=n,
             truncate=truncate,
             prefix_embeddings=prefix_embeddings,
@@ -175,7 +200,7 @@ class LanguageModel:
 
     def stream(self, prompt: str, *, truncate: Literal["left"] | None = None, **sampling: Any) -> Iterator[str]:
         """The same text as `generate`, in pieces as they come. Raises: as `generate`, at once."""
-        events = self.events([prompt], Sampling.of(sampling), truncate=truncate)
+        events = self.events([prompt], self.sampling(sampling), truncate=truncate)
         return (event.text for event in events if event.text)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> str:
@@ -192,7 +217,7 @@ class LanguageModel:
 
     def chat_stream(self, messages: Sequence[Message], **sampling: Any) -> Iterator[str]:
         """The same answer as `chat`, in pieces as they come. Raises: as `chat`, at once."""
-        events = self.chat_events(messages, Sampling.of({"max_tokens": CHAT_MAX_TOKENS, **sampling}))
+        events = self.chat_events(messages, self.sampling(sampling, max_tokens=CHAT_MAX_TOKENS))
         return (event.text for event in events if event.text)
 
     def chat_events(self, messages: Sequence[Message], sampling: Sampling, **variables: Any) -> Iterator[Event]:
@@ -292,7 +317,8 @@ class LanguageModel:
         ids = self._encode(text)
         if len(ids) < 2:
             raise UserError("nothing to score: the text has no token that another one comes before")
-        logprobs = self._logprobs(ids)
+        windows = _windows([(ids, True)], self.config.max_seq_len, self._stride())
+        logprobs = [logprob for _, of_window in self._logprobs(windows) for logprob in of_window]
         scored = [self.tokenizer.token_bytes(token_id) for token_id in ids[1:]]
         return Score(
             ids=tuple(ids[1:]),
@@ -301,30 +327,76 @@ class LanguageModel:
             n_bytes=sum(map(len, scored)),
         )
 
+    def evaluate(self, texts: Iterable[str | Piece], *, stride: int | None = None) -> Evaluation:
+        """The loss of texts, each read from its own beginning and in windows, as `score` reads one.
+
+        Args:
+            texts: a document each, or the pieces of documents that `data.sources.read` gives, in constant memory.
+            stride: how many tokens each window of a text begins after the one before, and so the tokens that are scored
+                in it, behind the others; from 1 to the context. Less costs time, and gives tokens more to go by. None:
+                half the context.
+
+        Raises:
+            UserError: a stride out of range, nothing to predict in the texts, or characters that the tokenizer can't
+                write.
+        """
+        windows = _windows(self._encoded(texts), self.config.max_seq_len, self._stride(stride))
+        nats, tokens, n_bytes = 0.0, 0, 0
+        for ids, logprobs in self._logprobs(windows):
+            nats -= math.fsum(logprobs)
+            tokens += len(ids)
+            n_bytes += sum(map(self._n_bytes, ids))
+        if not tokens:
+            raise UserError("nothing to evaluate: the texts have no token that another one comes before")
+        return Evaluation(nats, tokens, n_bytes)
+
+    def _stride(self, stride: int | None = None) -> int:
+        context = self.config.max_seq_len
+        if stride is None:
+            return max(1, context // 2)
+        if type(stride) is not int or not 1 <= stride <= context:
+            raise UserError(f"stride is {stride!r}: it must be a whole number from 1 to the context, {context}")
+        return stride
+
+    def _encoded(self, texts: Iterable[str | Piece]) -> Iterator[tuple[list[int], bool]]:
+        """The ids of each piece, and whether it is the last of its text."""
+        begins = True
+        for text in texts:
+            piece = text if isinstance(text, Piece) else Piece(text, ends_document=True)
+            yield self._encode(piece.text) if begins else self.tokenizer.encode(piece.text), piece.ends_document
+            begins = piece.ends_document
+
     def _encode(self, text: str) -> list[int]:
         """The ids of a text from its beginning on, which the bos token marks where there is one."""
         if not isinstance(text, str):
             raise UserError(f"a text must be a string; this is {type(text).__name__}")
         return self.tokenizer.encode(text, add_bos=True)
 
-    @torch.inference_mode()
-    def _logprobs(self, ids: list[int]) -> list[float]:
-        """Log-probability of every id but the first."""
-        context = self.config.max_seq_len
-        overlap = context - max(1, context // 2)
-        inputs = torch.tensor(ids[:-1], device=self.decoder.embed.weight.device)
-        targets = torch.tensor(ids[1:], device=inputs.device)
-        logprobs: list[float] = []
-        while len(logprobs) < len(targets):
-            done = len(logprobs)
-            start = max(0, done - overlap)
-            end = min(start + context, len(targets))
-            hidden = self.decoder.hidden(inputs[None, start:end])[0, done - start :]  # [T, D]
-            parts = zip(hidden.split(_SCORED_AT_ONCE), targets[done:end].split(_SCORED_AT_ONCE), strict=True)
-            for part, wanted in parts:
-                distribution = self.decoder.logits(part).float().log_softmax(dim=-1)  # [T, V]
-                logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
-        return logprobs
+    def _logprobs(self, windows: Iterable[_Window]) -> Iterator[tuple[list[int], list[float]]]:
+        """The ids that each window scores, and their log-probabilities."""
+        device = self.decoder.embed.weight.device
+        for batch in _batches(windows):
+            longest = max(len(ids) for ids, _ in batch) - 1
+            inputs = torch.tensor([ids[:-1] + [0] * (longest + 1 - len(ids)) for ids, _ in batch], device=device)
+            scored = [ids[1 + known :] for ids, known in batch]
+            targets = torch.tensor([target for ids in scored for target in ids], device=device)
+            logprobs: list[float] = []
+            with torch.inference_mode():
+                hidden = self.decoder.hidden(inputs)  # [B, T, D]
+                kept = torch.cat([hidden[row, known : len(ids) - 1] for row, (ids, known) in enumerate(batch)])
+                parts = zip(kept.split(_SCORED_AT_ONCE), targets.split(_SCORED_AT_ONCE), strict=True)
+                for part, wanted in parts:
+                    distribution = self.decoder.logits(part).float().log_softmax(dim=-1)  # [T, V]
+                    logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
+            start = 0
+            for ids in scored:
+                yield ids, logprobs[start : start + len(ids)]
+                start += len(ids)
+
+    @functools.cached_property
+    def _n_bytes(self) -> Callable[[int], int]:
+        """Bytes of text that an id stands for, remembered."""
+        return functools.cache(lambda token_id: len(self.tokenizer.token_bytes(token_id)))
 
     @functools.cached_property
     def _excluded(self) -> Tensor | None:
@@ -343,6 +415,44 @@ class LanguageModel:
         except UserError:
             return False
         return True
+
+
+_Window = tuple[list[int], int]
+"""Ids of which the last is only predicted, and how many of the others the window before has predicted already."""
+
+
+def _windows(pieces: Iterable[tuple[list[int], bool]], context: int, stride: int) -> Iterator[_Window]:
+    """Windows of `context` inputs that go on by `stride`: every id of a text but its first is predicted once.
+
+    `pieces` are the ids of texts, and whether a text ends behind them.
+    """
+    held: list[int] = []
+    at = known = 0
+    for ids, ends in pieces:
+        held += ids
+        while len(held) - at > context:
+            yield held[at : at + context + 1], known
+            at, known = at + stride, context - stride
+        del held[:at]
+        at = 0
+        if ends:
+            if len(held) > 1 + known:
+                yield held, known
+            held, known = [], 0
+
+
+def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
+    """As many windows as may be read at once, and at least one."""
+    batch: list[_Window] = []
+    longest = 0
+    for window in windows:
+        longest = max(longest, len(window[0]))
+        if batch and (len(batch) + 1) * longest > _READ_AT_ONCE:
+            yield batch
+            batch, longest = [], len(window[0])
+        batch.append(window)
+    if batch:
+        yield batch
 
 
 def _without_first_space(events: Iterator[Event]) -> Iterator[Event]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from leftward import files
 from leftward.data.batches import Dataset
@@ -16,10 +19,13 @@ from leftward.errors import UserError
 from leftward.language_model import LanguageModel, load
 from leftward.overrides import override
 from leftward.training import directory as directories
-from leftward.training import loop
+from leftward.training import loop, trackers
+from leftward.training.loss import Evaluation, evaluate
 from leftward.training.progress import Observer
-from leftward.training.recipe import Recipe, read_yaml
+from leftward.training.recipe import Recipe, read_recipe
 from leftward.training.watcher import Watcher
+
+_READ_AT_ONCE = 1 << 20  # tokens of a split
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,42 @@ class Run:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is missing or damaged ({error})") from None
 
+    def evaluate(self, *, stride: int | None = None, dtype: Literal["fp32", "bf16"] | None = None) -> Evaluation:
+        """The loss of the best weights on the run's own validation split.
+
+        Args:
+            stride: None reads the split as training does, as one stream in windows of training.seq_len that do not
+                overlap: summary.json's val_loss. Otherwise each document is read from its own beginning, in windows of
+                the whole context that go on by so many tokens.
+            dtype: the numbers to compute with. None: those of the run.
+
+        Raises:
+            UserError: the directory is no run with its tokens, or the stride is out of range.
+        """
+        recipe = directories.read(self.directory)
+        finished = (self.directory / "summary.json").exists()
+        model = load(self.directory, dtype=dtype or (self.summary["dtype"] if finished else "fp32"))
+        if stride is not None:
+            return model.evaluate(self._held_out(), stride=stride)
+        val = Dataset.open(self.directory / "tokens").val
+        split = val.apart() if recipe.data.packing == "documents" else val
+        evaluation = evaluate(model.decoder, split, recipe.seq_len, model.decoder.embed.weight.device)
+        assert evaluation is not None  # nothing asks it to stop
+        return evaluation
+
+    def _held_out(self) -> Iterator[str]:
+        """The documents of the validation split."""
+        val, tokenizer = Dataset.open(self.directory / "tokens").val, self.model.tokenizer
+        held: list[int] = []
+        for start in range(0, len(val), _READ_AT_ONCE):
+            ids = val.slice(start, min(start + _READ_AT_ONCE, len(val)))
+            *ended, rest = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id))
+            for part in ended:
+                yield tokenizer.decode([i for i in [*held, *part.tolist()] if i != tokenizer.eos_id])
+                held = []
+            held += rest.tolist()
+        yield tokenizer.decode([i for i in held if i != tokenizer.eos_id])
+
     def held_out_beginnings(self, n: int) -> list[str]:
         """The first words of n paragraphs of the validation text, for the model to go on from."""
         val, beginnings = Dataset.open(self.directory / "tokens").val, []
@@ -67,7 +109,8 @@ def train(
     """Train a model from scratch.
 
     Args:
-        recipe: a Recipe, its fields as plain data, or the path of a YAML file.
+        recipe: a Recipe, its fields as plain data, the path of a YAML file, or the name of a recipe that comes with
+            leftward.
         overrides: "key.sub=value" settings laid over it.
         observer: is told of every step and evaluation. None: they are shown on stderr, as a live bar on a terminal;
             `Observer()` shows nothing.
@@ -80,8 +123,9 @@ def train(
     if isinstance(recipe, Recipe):
         recipe = recipe.model_dump()
     elif not isinstance(recipe, Mapping):
-        recipe = read_yaml(Path(recipe))
+        recipe = read_recipe(recipe)
     recipe = Recipe.from_dict(override(recipe, overrides))
+    trackers.check(recipe)
     with directories.new(recipe) as directory:
         _watched(recipe, directory, observer, started)
     return Run(directory)
@@ -91,13 +135,12 @@ def resume(directory: Path | str, *, observer: Observer | None = None, started: 
     """Go on with a run from its last checkpoint; on a CPU to the bit as if it had never stopped. Raises: as `train`."""
     directory = Path(directory)
     with directories.existing(directory) as recipe:
+        trackers.check(recipe)
         _watched(recipe, directory, observer, started)
     return Run(directory)
 
 
 def _watched(recipe: Recipe, directory: Path, observer: Observer | None, started: float | None) -> None:
-    if observer is not None:
-        loop.run(recipe, directory, observer, started)
-        return
-    with Watcher() as watcher:
-        loop.run(recipe, directory, watcher, started)
+    with contextlib.ExitStack() as stack:
+        observer = observer or stack.enter_context(Watcher())
+        loop.run(recipe, directory, stack.enter_context(trackers.tracked(observer, recipe, directory)), started)

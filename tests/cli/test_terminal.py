@@ -15,7 +15,7 @@ from leftward.training.progress import Progress
 with Watcher() as watcher:
     watcher.preparing("reading", 1_000_000, 2_000_000)
     for step in range(1, 11):
-        watcher.stepped(Progress(step, 10, 2.0, 3.0, 1.0, 0.5, step * 100, 1234.0, step * 1.0, 10.0 - step))
+        watcher.stepped(Progress(step, 10, 2.0, 3.0, 1.0, 0.5, step * 100, 1234.0, step * 1.0, 0.0, 10.0 - step))
     watcher.evaluated(10, Evaluation(200.0, 100, 400), True)
 """
 

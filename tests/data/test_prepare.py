@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leftward import files
+from leftward.data import encoding, merge, sources
 from leftward.data import prepare as module
-from leftward.data import sources
-from leftward.data.batches import Dataset, Split
+from leftward.data.batches import Split
 from leftward.data.prepare import Settings, prepare
 from leftward.errors import UserError
 from leftward.text.tokenizer import KINDS, Kind, Tokenizer
@@ -81,9 +80,9 @@ def test_a_long_single_document_is_cut_exactly(tmp_path: Path, kind: Kind) -> No
 @given(characters=st.integers(2, 5_000_000), thousandths=st.integers(1, 999))
 def test_the_cut_is_free_of_rounding(characters: int, thousandths: int) -> None:
     """int(10 · (1 - 0.9)) is 0 in binary; here it is 1."""
-    head = module._head(characters, module._exact(thousandths / 1000))
+    head = module.head_of(characters, thousandths / 1000)
     assert head == characters * (1000 - thousandths) // 1000
-    assert module._head(1_115_394, module._exact(0.1)) == 1_003_854
+    assert module.head_of(1_115_394, 0.1) == 1_003_854
 
 
 # ---- many documents
@@ -128,7 +127,7 @@ def test_the_split_depends_on_the_seed_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threshold", [10_000, 50])
 def test_copies_of_a_document_stay_on_one_side(tmp_path: Path, threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few documents, where the split is exact, and with many, where each is drawn by itself."""
-    monkeypatch.setattr(module, "_EXACT_SPLIT_DOCUMENTS", threshold)
+    monkeypatch.setattr(merge, "_EXACT_SPLIT_DOCUMENTS", threshold)
     documents = [f"document {i % 70}" for i in range(210)]
     path = write_documents(tmp_path / "a.jsonl", documents)
     tokenizer, dataset = prepare(Settings(paths=(path,), val_fraction=0.2), tmp_path / "out", seed=3)
@@ -202,7 +201,9 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "tokenizer.json",
         "tokenizer_config.json",
         "train-00000.npy",
+        "train-documents.npy",
         "val-00000.npy",
+        "val-documents.npy",
     ]
 
 
@@ -221,7 +222,7 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
         "1 empty documents left out",
         "1 empty files left out",
         "1 files of other kinds left out",
-        "4 bytes of text not seen by the tokenizer's training",
+        "3 bytes of text not seen by the tokenizer's training",
     ]
     assert dataset.index["bad_lines"] == 1
 
@@ -240,14 +241,14 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 def test_shards_are_filled_and_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(Settings(paths=(BUILTIN,)), tmp_path / "whole", seed=0)[1]
-    monkeypatch.setattr(module, "_SHARD_TOKENS", 10_000)
+    monkeypatch.setattr(merge, "_SHARD_TOKENS", 10_000)
     monkeypatch.setattr(module, "_BATCH_CHARACTERS", 7_000)
     parted = prepare(Settings(paths=(BUILTIN,)), tmp_path / "parted", seed=0)[1]
     counts = [shard["tokens"] for shard in parted.index["splits"]["train"]["shards"]]
     assert set(counts[:-1]) == {10_000}
     assert len(counts) == -(-len(whole.train) // 10_000)
     assert (whole.train.slice(0, len(whole.train)) == parted.train.slice(0, len(parted.train))).all()
-    for path in (tmp_path / "parted").glob("*.npy"):
+    for path in (tmp_path / "parted").glob("*-0*.npy"):
         assert np.load(path).dtype == np.uint16
 
 
@@ -255,8 +256,8 @@ def test_shards_are_filled_and_typed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("vocab_size", "dtype"), [(256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32")]
 )
 def test_the_type_fits_the_vocabulary(vocab_size: int, dtype: str) -> None:
-    assert np.dtype(module._smallest_type(vocab_size)).name == dtype
-    assert np.array(vocab_size - 1).astype(module._smallest_type(vocab_size)) == vocab_size - 1
+    assert np.dtype(encoding.smallest_type(vocab_size)).name == dtype
+    assert np.array(vocab_size - 1).astype(encoding.smallest_type(vocab_size)) == vocab_size - 1
 
 
 def test_ids_above_16_bits_survive(tmp_path: Path) -> None:
@@ -321,32 +322,21 @@ def test_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_what_was_done_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(paths=(BUILTIN,), tokenizer="char")
+
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module._Writer, "write", full)
-    with pytest.raises(UserError, match=r"cannot write .*out: the disk is full"):
-        prepare(Settings(paths=(BUILTIN,), tokenizer="char"), tmp_path / "out", seed=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_never_leaves_half_a_dataset(tmp_path: Path) -> None:
-    """Killed in the middle of the second pass: no directory of the final name, and the next run works."""
-    script = f"""
-import os, signal
-from pathlib import Path
-from leftward.data.prepare import Settings, prepare
-def kill(stage, done, total):
-    if stage == "encoding" and done > total / 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-prepare(Settings(paths=({BUILTIN!r},), tokenizer="char"), Path({str(tmp_path / "out")!r}), seed=0, on_progress=kill)
-"""
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
-    assert [path.name for path in tmp_path.iterdir()] == ["out" + files.TEMPORARY]
-    prepare(Settings(paths=(BUILTIN,), tokenizer="char"), tmp_path / "out", seed=0)
+    for writer in (module.NpyWriter, merge._Side):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "append", full)
+            with pytest.raises(UserError, match=r"cannot write .*: the disk is full"):
+                prepare(settings, tmp_path / "out", seed=0)
+        assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    monkeypatch.setattr(module, "_encode", full)  # which was done before the disk was full again
+    prepare(settings, tmp_path / "out", seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    Dataset.open(tmp_path / "out")
 
 
 # ---- memory
@@ -354,28 +344,35 @@ prepare(Settings(paths=({BUILTIN!r},), tokenizer="char"), Path({str(tmp_path / "
 _MEASURE = """
 import resource, sys
 from pathlib import Path
+from leftward.data import prepare as module
 from leftward.data.prepare import Settings, prepare
-settings = Settings(paths=(sys.argv[1],), tokenizer=sys.argv[3], tokenizer_bytes=1_000_000)
-prepare(settings, Path(sys.argv[2]), seed=0)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+module._PART_BYTES = 1 << 22
+settings = Settings(paths=(sys.argv[1],), tokenizer=sys.argv[3], tokenizer_bytes=1_000_000, dedup=sys.argv[4])
+prepare(settings, Path(sys.argv[2]), seed=0, processes=int(sys.argv[5]))
+for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+    print(resource.getrusage(who).ru_maxrss // 1024)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
 @pytest.mark.parametrize("shape", ["one document", "many documents"])
-@pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_memory_does_not_grow_with_the_data(tmp_path: Path, shape: str, kind: Kind) -> None:
-    """Data of 8 and of 32 megabytes are prepared within a few megabytes of the same memory."""
+@pytest.mark.parametrize(
+    ("kind", "dedup", "processes", "megabytes"), [("char", "exact", 0, (8, 32)), ("bpe", "none", 2, (3, 12))]
+)
+def test_memory_does_not_grow_with_the_data(
+    tmp_path: Path, shape: str, kind: Kind, dedup: str, processes: int, megabytes: tuple[int, int]
+) -> None:
+    """Data of a size and of four times that are prepared within a few megabytes of the same memory."""
     line = "The quick brown fox jumps over the lazy dog and goes home again, number {:07d}.\n"
     peaks = []
-    for count in (100_000, 400_000):
+    for count in (size * 1_000_000 // len(line) // 100 * 100 for size in megabytes):
         path = tmp_path / f"{count}.{'txt' if shape == 'one document' else 'jsonl'}"
         with path.open("w") as file:
             for i in range(count // 100):
                 text = "".join(line.format(i * 100 + j) for j in range(100))
                 file.write(text if shape == "one document" else json.dumps({"text": text}) + "\n")
-        command = [sys.executable, "-c", _MEASURE, str(path), str(tmp_path / f"out{count}"), kind]
+        command = [sys.executable, "-c", _MEASURE, path, tmp_path / f"out{count}", kind, dedup, str(processes)]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "2"}
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-        peaks.append(int(done.stdout))
-    assert peaks[1] - peaks[0] < 16, peaks
+        peaks.append([int(peak) for peak in done.stdout.split()])
+    assert all(large - small < megabytes[1] / 2 for small, large in zip(*peaks, strict=True)), peaks

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -287,8 +288,8 @@ def test_a_bad_json_line_is_named_or_counted(tmp_path: Path, line: bytes | str, 
         documents(path)
     report = Report()
     assert documents(path, bad_lines="skip", report=report) == ["one", "two"]
-    assert report.bad_lines == 2
-    assert "a.jsonl:3: " in report.first_bad_line
+    assert len(report.bad_lines) == 2
+    assert "a.jsonl:3: " in report.bad_lines[0]
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -303,3 +304,45 @@ def test_no_permission_is_named(tmp_path: Path) -> None:
     path.chmod(0)
     with pytest.raises(UserError, match=r"cannot read .*a\.txt: permission denied"):
         documents(path)
+
+
+# ---- units of work
+
+
+@given(
+    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30), max_size=40),
+    ends=st.booleans(),
+    n_bytes=st.integers(1, 90),
+)
+def test_ranges_of_lines_are_the_lines(lines: list[str], ends: bool, n_bytes: int) -> None:
+    """Against str.split, with ranges so small that borders fall everywhere; line numbers too."""
+    content = "\n".join(f'{{"text": {json.dumps("x" + line)}}}' if "b" not in line else line for line in lines)
+    data = (content + "\n" * ends).encode()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr(sources, "_CHUNK", 16)
+        path = Path(directory, "a.jsonl")
+        path.write_bytes(data)
+        found: list[str] = []
+        report = Report()
+        for unit in sources.units([sources.Source(path)], n_bytes):
+            assert len(unit.sources) == 1 and unit.size <= max(n_bytes, 1)
+            found += [piece.text for piece in sources.read(unit.sources, report, bad_lines="skip")] if data else []
+    assert found == ["x" + line for line in lines if "b" not in line]
+    bad = [i for i, line in enumerate(lines, 1) if "b" in line and line.strip(" \t\r\x0b\x0c")]
+    assert [int(line.split(":")[1]) for line in report.bad_lines] == bad
+
+
+def test_units_keep_the_order_and_are_of_a_size(tmp_path: Path) -> None:
+    texts = []
+    for i in range(30):
+        records = [{"text": f"{i} {j} " + "x" * (37 * i % 100)} for j in range(i)]
+        texts += [record["text"] for record in records]
+        write(tmp_path / f"{i:02d}.jsonl", jsonl(*records))
+    write(tmp_path / "30.txt", "y" * 5000)
+    write(tmp_path / "31.jsonl.gz", gzip.compress(jsonl({"text": "z" * 4000}).encode()))
+    found = sources.units(sources.find([tmp_path], Report()), 1000)
+    assert [p.text for unit in found for p in sources.read(unit.sources, Report())] == [*texts, "y" * 5000, "z" * 4000]
+    sizes = [unit.size for unit in found]
+    assert sum(sizes) == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert all(1000 <= size < 2000 for size in sizes[:-2])
+    assert len(sources.units(sources.find([BUILTIN], Report()), 1000)) == 1

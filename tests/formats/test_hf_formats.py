@@ -286,6 +286,7 @@ def test_what_a_class_cannot_say_is_not_saved_as_it() -> None:
         {"attn_sinks": True},
         {"qk_norm": "whole"},
         {"positions": "alibi"},
+        {"positions": "alibi", "alibi_scale": 0.35},
         {"position_pattern": "PN"},
         {"rope_fraction": 0.5},
         {"rope_pairing": "adjacent"},

@@ -116,6 +116,8 @@ def test_stories260k_says_its_story(shared_data: Path, tmp_path: Path) -> None:
         (["MODEL", "out", "--dtype", "int8"], "dtype is 'int8'"),
         (["MODEL", "out", "--quantize", "q8_0"], "--quantize is for --to gguf"),
         (["MODEL", "out.gguf", "--to", "gguf", "--quantize", "q9"], "quantize is 'q9'"),
+        (["MODEL", "out.gguf", "--to", "gguf", "--quantize", "i8"], "quantize is 'i8': f32, f16, bf16, q4_0"),
+        (["MODEL", "out.gguf", "--to", "gguf", "--quantize", "q3_k"], "quantize is 'q3_k'"),
         (["MODEL", "MODEL"], "exists: give another place"),
         (["MODEL", "out", "--max-shard-gb", "0"], "max-shard-gb is 0"),
     ],

@@ -9,6 +9,9 @@ import torch
 
 from gradients import gradients
 from leftward import Config
+from leftward.errors import UserError
+from leftward.model.attention import attend
+from leftward.model.masks import Mask
 from leftward.model.positions import alibi_slopes, frequencies, rotary_angles, rotate, sinusoids
 
 # ---- rotation
@@ -194,6 +197,18 @@ def test_alibi_slopes_are_blooms_and_mpts(n_heads: int) -> None:
     mpt = -build_mpt_alibi_tensor(n_heads, 2)[:, 0, 0]
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads)), bloom)
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads, mpt_order=True)), mpt)
+
+
+def test_alibi_scale_multiplies_the_slopes() -> None:
+    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    places, slopes = torch.arange(9)[None], torch.tensor(alibi_slopes(4))
+    scaled = attend(q, k, v, Mask(queries=places, keys=places, slopes=slopes), scale=0.3, alibi_scale=0.35)
+    steep = attend(q, k, v, Mask(queries=places, keys=places, slopes=0.35 * slopes), scale=0.3)
+    torch.testing.assert_close(scaled, steep)
+    with pytest.raises(UserError, match="alibi_scale 0.35 is for alibi, and positions are rotary"):
+        Config(vocab_size=3, alibi_scale=0.35)
+    with pytest.raises(UserError, match="alibi_scale is 0.0: it must be above 0"):
+        Config(vocab_size=3, positions="alibi", alibi_scale=0.0)
 
 
 # ---- sinusoids

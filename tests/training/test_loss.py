@@ -41,8 +41,16 @@ class Successor(nn.Module):
 
     config = Config(vocab_size=10)
 
-    def forward(self, ids):
-        return 100.0 * nn.functional.one_hot((ids + 1) % 10, 10).float()
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(10, 10, bias=False)
+        self.head.weight.data = 100.0 * torch.eye(10)
+
+    def hidden(self, ids, documents=None):
+        return nn.functional.one_hot((ids + 1) % 10, 10).float()
+
+    def logits(self, hidden):
+        return self.head(hidden)
 
 
 @pytest.mark.parametrize("seq_len", [1, 3, 4, 7, 50])

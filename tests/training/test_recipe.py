@@ -25,7 +25,7 @@ def test_overrides_are_typed():
 @pytest.mark.parametrize(
     "overrides, expected",
     [
-        (["training.max_step=1"], "unknown key training.max_step: did you mean max_steps?"),
+        (["training.max_step=1"], "unknown key training.max_step: did you mean max_steps or max_epochs?"),
         (["modle.n_layers=3"], "unknown key modle: did you mean model?"),
         (["lr=1"], "unknown key lr: did you mean optimizer.lr?"),
         (["model.n_layer=3"], "unknown key model.n_layer: did you mean n_layers"),

@@ -10,7 +10,7 @@ from leftward.training.schedule import Plan, lr_fraction
 
 def fractions(max_steps=20, **schedule):
     recipe = Recipe.from_dict({"data": {"path": "x"}, "training": {"max_steps": max_steps}, "schedule": schedule})
-    plan = Plan.of(recipe)
+    plan = Plan.of(recipe, epoch_rows=10**6)
     return [lr_fraction(step, plan, recipe) for step in range(max_steps)]
 
 
@@ -45,7 +45,7 @@ def test_a_budget_never_settles_on_no_steps():
     recipe = Recipe.from_dict(
         {"data": {"path": "x"}, "training": {"minutes": 1}, "schedule": {"decay_fraction": 1.0, "warmup_steps": 0}}
     )
-    plan = Plan.of(recipe)
+    plan = Plan.of(recipe, epoch_rows=10**6)
     assert plan.settle(0, 0.1, 60, recipe) == plan
     assert plan.settle(1, 0.1, 60, recipe).max_steps == 600
 
@@ -54,7 +54,7 @@ def test_a_budget_settles_once_when_the_fall_must_begin():
     recipe = Recipe.from_dict(
         {"data": {"path": "x"}, "training": {"minutes": 1}, "schedule": {"decay_fraction": 0.5, "warmup_steps": 2}}
     )
-    plan = Plan.of(recipe)
+    plan = Plan.of(recipe, epoch_rows=10**6)
     assert plan.max_steps is None and lr_fraction(1000, plan, recipe) == 1.0
     assert plan.settle(100, 29.9, 60, recipe) == plan
     assert plan.settle(1, 40.0, 60, recipe) == Plan(1, 1, 1)  # a step of 40 s leaves no room for the warm-up

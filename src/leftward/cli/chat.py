@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -29,7 +29,7 @@ _HELP = "[/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops 
 @with_sampling_options(max_tokens=CHAT_MAX_TOKENS)
 def chat(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
-    sampling: Sampling,
+    sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     template: Annotated[
         Path | None, typer.Option(help="A chat template (Jinja) in the place of the model's own.")
@@ -54,7 +54,8 @@ def chat(
         language_model.chat_template = ChatTemplate(template_text, language_model.tokenizer)
     _ = language_model.chat_template  # says at once where there is none
     history = [] if system is None else [{"role": "system", "content": system}]
-    _converse(language_model, history, sampling.seeded(), as_json)
+    settled = language_model.sampling(sampling, max_tokens=CHAT_MAX_TOKENS)
+    _converse(language_model, history, settled.seeded(), as_json)
 
 
 def _converse(model: LanguageModel, history: list[dict[str, str]], sampling: Sampling, as_json: bool) -> None:

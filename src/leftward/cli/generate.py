@@ -18,7 +18,6 @@ from leftward.cli import INTERRUPTED
 from leftward.cli.sampling import with_sampling_options
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model
-from leftward.generation.settings import Sampling
 
 if TYPE_CHECKING:
     from leftward.generation.decode import Event
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 @with_sampling_options()
 def generate(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
-    sampling: Sampling,
+    sampling: dict[str, Any],
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue. Absent or -: read from stdin. Empty: a new text.")
     ] = None,
@@ -45,15 +44,15 @@ def generate(
     for name, value, valid in (("truncate", truncate, ["left"]), ("dtype", dtype, ["fp32", "bf16"])):
         if value is not None and value not in valid:
             raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
-    drawn, sampling = sampling.seed is None, sampling.seeded()
     check_model(model)
     text = _read_stdin() if prompt is None or prompt == "-" else prompt
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
 
     language_model = load(model, dtype=cast(Literal["fp32", "bf16"], dtype))
-    events = language_model.events([text], sampling, n=samples, truncate=cast(Literal["left"] | None, truncate))
-    seeds = [sampling.seeded(i).seed for i in range(samples)]
+    settled = language_model.sampling(sampling).seeded()
+    events = language_model.events([text], settled, n=samples, truncate=cast(Literal["left"] | None, truncate))
+    seeds = [settled.seeded(i).seed for i in range(samples)]
     try:
         reasons = _print_json(events, text, seeds) if as_json else _print_text(events, text, samples)
         sys.stdout.flush()
@@ -67,8 +66,8 @@ def generate(
     if "context" in reasons:
         context = language_model.config.max_seq_len
         typer.echo(f"[the context is full: prompt and output have {context} tokens, the model's most]", err=True)
-    if drawn and sampling.temperature > 0 and not as_json:
-        typer.echo(f"[seed {sampling.seed}]", err=True)
+    if "seed" not in sampling and settled.temperature > 0 and not as_json:
+        typer.echo(f"[seed {settled.seed}]", err=True)
 
 
 def _read_stdin() -> str:

@@ -16,7 +16,22 @@ from typing import Annotated, NoReturn
 import typer
 
 import leftward
-from leftward.cli import INTERRUPTED, chat, check, convert, generate, inspect_file, plan, quickstart, train
+from leftward.cli import (
+    INTERRUPTED,
+    bench,
+    chat,
+    check,
+    convert,
+    data,
+    generate,
+    inspect_file,
+    plan,
+    quickstart,
+    runs,
+    train,
+    tune,
+)
+from leftward.cli import eval as evaluation
 from leftward.errors import UserError
 
 app = typer.Typer(
@@ -29,12 +44,17 @@ app = typer.Typer(
 )
 app.command()(quickstart.quickstart)
 app.command()(train.train)
+app.command()(tune.tune)
+app.command()(runs.runs)
+app.command("eval")(evaluation.evaluate)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(plan.plan)
 app.command()(convert.convert)
 app.command()(inspect_file.inspect_file)
 app.command()(check.check)
+app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
 
 _debug = False

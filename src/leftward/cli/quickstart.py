@@ -10,13 +10,7 @@ from typing import Annotated
 
 import typer
 
-from leftward.cli.train import watched, with_options
-
-# Wide and shallow: what reads best after a minute on two cores (docs/log.md).
-RECIPE = {
-    "model": {"n_layers": 3, "d_model": 320, "n_heads": 5, "max_seq_len": 256, "tie_embeddings": False},
-    "training": {"seq_len": 128, "batch_size": 16},
-}
+from leftward.cli.train import recipe_values, watched
 
 
 def quickstart(
@@ -29,16 +23,15 @@ def quickstart(
 ) -> None:
     """Train a small model on real text in about a minute, and let it write.
 
-    Without --data the text is the language reference that comes with every Python.
+    The recipe is `quickstart`, which `leftward train quickstart` takes too. Without --data the text is the language
+    reference that comes with every Python.
     """
     from leftward import runs
     from leftward.cli.chart import chart
-    from leftward.data.sources import BUILTIN
-    from leftward.overrides import override
     from leftward.training.recipe import Recipe
 
-    values = override(RECIPE, [f"training.minutes={minutes}", f"seed={seed}"])
-    run = watched(runs.train, Recipe.from_dict(with_options(values, data or [BUILTIN], out)))
+    arguments = ["quickstart", f"training.minutes={minutes}", f"seed={seed}"]
+    run = watched(runs.train, Recipe.from_dict(recipe_values(arguments, data, out)))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]
     typer.echo("\n" + chart(curve, "validation bits/byte", "tokens trained on"))
     with contextlib.suppress(KeyboardInterrupt):  # the run is whole: only its samples are cut short

@@ -23,7 +23,9 @@ def train(
     recipe_and_overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE.yaml] [key.sub=value]...", help="A recipe, and settings laid over it.", show_default=False
+            metavar="[RECIPE] [key.sub=value]...",
+            help="A .yaml file, or the name of a recipe that comes with leftward (gpt2-124m …), and settings over it.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -39,7 +41,6 @@ def train(
 
     Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
     """
-    from leftward.overrides import override
     from leftward.training.recipe import Recipe
 
     arguments = list(recipe_and_overrides or [])
@@ -50,10 +51,12 @@ def train(
 
         show_result(watched(runs.resume, resume), as_json)
         return
-    values = read_recipe(arguments.pop(0)) if arguments and "=" not in arguments[0] else {}
-    if not values and not data and not arguments:
+    if not data and not arguments:
         raise UserError("nothing to train on: give a recipe, or text with --data PATH (`leftward train --help`)")
-    recipe = Recipe.from_dict(with_options(override(values, arguments), data, out))
+    values = recipe_values(arguments, data, out)
+    recipe = Recipe.from_dict(values)
+    if sized := what_size_settles(values):
+        typer.echo(f"{sized}\n" if dry_run else sized, err=not dry_run)
     if dry_run:
         typer.echo(recipe.to_yaml(), nl=False)
         return
@@ -62,24 +65,29 @@ def train(
     show_result(watched(runs.train, recipe), as_json)
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    from leftward.training.recipe import read_yaml
+def recipe_values(arguments: list[str], data: list[str] | None, out: str | None) -> dict[str, Any]:
+    """What a recipe and settings make, with --data and --out laid over them."""
+    from leftward.overrides import override
+    from leftward.training.recipe import read_recipe
 
-    if not name.endswith((".yaml", ".yml")):
-        raise UserError(
-            f"{name} is not a recipe (.yaml): text to train on goes behind --data, a glob in quotes, and settings are "
-            "written key.sub=value without spaces"
-        )
-    return read_yaml(Path(name))
-
-
-def with_options(values: dict[str, Any], data: list[str] | None, out: str | None) -> dict[str, Any]:
-    """A recipe's values with --data and --out laid over them."""
+    named = arguments and "=" not in arguments[0]
+    values = override(read_recipe(arguments[0]) if named else {}, arguments[1:] if named else arguments)
     if data:
         section = values.get("data")
         path = data[0] if len(data) == 1 else data
         values = {**values, "data": {**(section if isinstance(section, dict) else {}), "path": path}}
     return {**values, "out": out} if out is not None else values
+
+
+def what_size_settles(values: dict[str, Any]) -> str:
+    """The lines that say what a recipe's size settles, as comments of YAML; none where it has no size."""
+    from leftward.training import recipe, size
+
+    if values.get("size") is None:
+        return ""
+    settled = size.derived(recipe.with_preset(values))
+    title = f"# size {values['size']} settles, each to be overridden by itself:"
+    return "\n".join([title, *(f"#   {key}: {value}" for key, value in settled.items())])
 
 
 def watched(train_or_resume: Callable[..., Run], what: Recipe | Path) -> Run:

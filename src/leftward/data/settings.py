@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from leftward.data.sources import BadLines
     from leftward.text.tokenizer import Kind
+
+Dedup = Literal["none", "exact", "near"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,10 @@ class Settings:
     bad_lines: BadLines = "stop"
     val_fraction: float = 0.1
     """The share of the bytes that validation gets."""
+    dedup: Dedup = "none"
+    """Which documents are left out: none; exact copies of another one; near copies as well."""
+    near_threshold: float = 0.8
+    """Near copies have at least this share of all their runs of five words in common."""
     tokenizer: Kind = "bpe"
     vocab_size: int | None = None
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)

@@ -1,8 +1,9 @@
 """Where text comes from: files, directories, globs, JSON lines, Parquet, compressed or not → a stream of documents.
 
 Memory stays constant whatever the size: documents come in pieces, and only what is being cut is held. Every source can
-be read twice with the same result. Not here: tokens (prepare.py). Nothing is repaired in silence: text is strict UTF-8,
-line ends stay as they are, and what can't be read is an error that names the file and the place.
+be read twice with the same result, and a large .jsonl by ranges of its lines. Nothing is repaired in silence: text is
+strict UTF-8, line ends stay as they are, and what can't be read is an error that names the file and the place. Not
+here: tokens (prepare.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,17 +54,49 @@ class Report:
     empty_files: int = 0
     skipped_files: int = 0
     """Files in directories that are of no kind known here."""
-    bad_lines: int = 0
-    first_bad_line: str = ""
+    bad_lines: list[str] = field(default_factory=list)
+    """Place (file:line) and fault of each."""
+
+    def take(self) -> Report:
+        """What was counted so far. Counting begins anew."""
+        taken = replace(self)
+        vars(self).update(vars(Report()))
+        return taken
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file to read, or the builtin text. Made by `find`."""
+    """A file to read, a range of its lines, or the builtin text. Made by `find` and `units`."""
 
     path: Path
     explicit: bool = field(compare=False, default=True)
     """Named by the user, not found in a directory or by a glob: being empty is an error, not something to count."""
+    start: int = 0
+    """Only lines that begin at this byte or after it, and"""
+    stop: int | None = None
+    """before this one."""
+
+    @property
+    def is_builtin(self) -> bool:
+        return str(self.path) == BUILTIN
+
+    def size(self) -> int:
+        """Bytes on disk; 0 for the builtin text. Raises: UserError."""
+        if self.is_builtin:
+            return 0
+        if self.stop is not None:
+            return self.stop - self.start
+        with _reading(self.path):
+            return self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some sources that are read one behind the other, by whoever has the time."""
+
+    sources: tuple[Source, ...]
+    size: int
+    """Bytes on disk."""
 
 
 def find(paths: Sequence[str | Path], report: Report) -> list[Source]:
@@ -79,6 +112,34 @@ def find(paths: Sequence[str | Path], report: Report) -> list[Source]:
         for source in _find_one(str(path), report):
             found.setdefault(source)
     return list(found)
+
+
+def units(sources: Iterable[Source], n_bytes: int) -> list[Unit]:
+    """The same documents in the same order, in units of about `n_bytes` on disk.
+
+    Plain .jsonl is cut into ranges of lines; any other file is whole in one unit, however large.
+    """
+    found: list[Unit] = []
+    gathered: list[Source] = []
+    size = 0
+    for source in sources:
+        for part in _ranges(source, n_bytes):
+            gathered.append(part)
+            size += part.size()
+            if size >= n_bytes:
+                found.append(Unit(tuple(gathered), size))
+                gathered, size = [], 0
+    if gathered:
+        found.append(Unit(tuple(gathered), size))
+    return found
+
+
+def _ranges(source: Source, n_bytes: int) -> list[Source]:
+    size = source.size()
+    if source.path.suffix.lower() != ".jsonl" or size <= n_bytes:
+        return [source]
+    starts = range(0, size, n_bytes)
+    return [replace(source, start=start, stop=min(start + n_bytes, size)) for start in starts]
 
 
 def read(
@@ -100,7 +161,7 @@ def read(
     if document_separator == "":
         raise UserError("document_separator is empty: leave it out, or give the text that parts documents")
     for source in sources:
-        if str(source.path) == BUILTIN:
+        if source.is_builtin:
             for text in _python_reference():
                 yield from _pieces(_slices(text), None, report)
             continue
@@ -114,7 +175,7 @@ def read(
                 for text in _parquet_texts(source.path, text_field, report):
                     yield from _pieces(_slices(text), None, report)
             elif kind == ".jsonl":
-                for text in _json_texts(source.path, text_field, bad_lines, report):
+                for text in _json_texts(source, text_field, bad_lines, report):
                     yield from _pieces(_slices(text), None, report)
             else:
                 yield from _pieces(_decoded(source.path), document_separator, report)
@@ -201,8 +262,8 @@ def _kind(path: Path) -> str:
 # ---- bytes
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file, decompressed. Damage becomes an error that names the file."""
+def _chunks(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The content of a file from byte `start` on, decompressed. Damage becomes an error that names the file."""
     suffix = path.suffix.lower()
     if suffix == ".zst":
         yield from _zstd_chunks(path)
@@ -217,6 +278,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
             raise UserError(f"{path} is damaged or cut short ({error})") from None
     else:
         with path.open("rb") as file:
+            file.seek(start)
             while chunk := file.read(_CHUNK):
                 yield chunk
 
@@ -324,21 +386,26 @@ def _end(text: str, begun: bool, report: Report) -> Iterator[Piece]:
 
 
 def _cut(text: str) -> int:
-    """Where to part a text that is too long: where a tokenizer would part it too, so that no token is cut in two.
+    """Where to part a text that is too long."""
+    return cut_place(text, 0, _PIECE) or _PIECE
 
-    Best is after a line's end with no other white space around it; else before a space; else anywhere.
+
+def cut_place(text: str, start: int, stop: int) -> int | None:
+    """The last place in the second half of [start, stop) where a tokenizer would part a longer text too.
+
+    Best is after a line's end with no other white space around it; else before a space. None: there is neither.
     """
-    end = _PIECE
-    while (newline := text.rfind("\n", _PIECE // 2, end)) >= 0:
+    least, end = (start + stop) // 2, stop
+    while (newline := text.rfind("\n", least, end)) >= 0:
         if not text[newline - 1].isspace() and not text[newline + 1].isspace():
             return newline + 1
         end = newline
-    end = _PIECE
-    while (space := text.rfind(" ", _PIECE // 2, end)) >= 0:
+    end = stop
+    while (space := text.rfind(" ", least, end)) >= 0:
         if not text[space - 1].isspace():
             return space
         end = space
-    return _PIECE
+    return None
 
 
 def _slices(text: str) -> Iterator[str]:
@@ -350,21 +417,23 @@ def _slices(text: str) -> Iterator[str]:
 # ---- records
 
 
-def _json_texts(path: Path, text_field: str, bad_lines: BadLines, report: Report) -> Iterator[str]:
-    for number, line in enumerate(_lines(path), 1):
-        if number == 1:
-            _check_is_text(path, line[:_BINARY_PROBE])
+def _json_texts(source: Source, text_field: str, bad_lines: BadLines, report: Report) -> Iterator[str]:
+    lines_before = None if source.start else 0  # in the file; in the middle of it they are counted when somebody asks
+    for number, (offset, line) in enumerate(_lines(source)):
+        if offset == 0:
+            _check_is_text(source.path, line[:_BINARY_PROBE])
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         try:
             yield _json_text(line, text_field)
         except UserError as error:
-            problem = f"{path}:{number}: {error}"
+            if lines_before is None:
+                lines_before = _newlines(source.path, offset) - number
+            problem = f"{source.path}:{lines_before + number + 1}: {error}"
             if bad_lines == "stop":
                 raise UserError(f"{problem} (bad_lines=skip passes over such lines)") from None
-            report.bad_lines += 1
-            report.first_bad_line = report.first_bad_line or problem
+            report.bad_lines.append(problem)
 
 
 def _json_text(line: bytes, text_field: str) -> str:
@@ -389,15 +458,34 @@ def _json_text(line: bytes, text_field: str) -> str:
     return text
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the source's range, each with the byte at which it begins."""
+    offset = max(source.start - 1, 0)  # the byte before says whether a line begins at the start
     parts: list[bytes] = []
-    for chunk in _chunks(path):
+    for chunk in _chunks(source.path, offset):
         first, *rest = chunk.split(b"\n")
         parts.append(first)
         for part in rest:
-            yield b"".join(parts)
+            line = b"".join(parts)
+            if offset >= source.start:
+                yield offset, line
+            offset += len(line) + 1
             parts = [part]
-    yield b"".join(parts)
+            if source.stop is not None and offset >= source.stop:
+                return
+    if offset >= source.start:
+        yield offset, b"".join(parts)
+
+
+def _newlines(path: Path, stop: int) -> int:
+    """How many there are before a byte of a file."""
+    count = 0
+    for chunk in _chunks(path):
+        count += chunk[:stop].count(b"\n")
+        stop -= len(chunk)
+        if stop <= 0:
+            break
+    return count
 
 
 def _parquet_texts(path: Path, text_field: str, report: Report) -> Iterator[str]:

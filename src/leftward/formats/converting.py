@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +12,11 @@ from torch import Tensor
 from leftward.errors import UserError
 from leftward.formats.gguf import write_gguf
 from leftward.formats.gguf_models import to_gguf
-from leftward.formats.kinds import KINDS
 from leftward.formats.loading import Loaded
 from leftward.formats.model_directory import save_model
+from leftward.formats.quants import WRITABLE
+from leftward.text.chat import ChatTemplate
+from leftward.text.tokenizer import Tokenizer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,12 +38,20 @@ def write_hf_model(directory: Path, loaded: Loaded, dtype: str | None, max_shard
 def write_gguf_model(path: Path, loaded: Loaded, dtype: str | None, quantize: str | None, name: str) -> None:
     """Raises: UserError: llama.cpp has no such architecture or tokenizer, the kind is none, or the disk refuses."""
     kind = None if quantize is None else quantize.upper()
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"quantize is {quantize!r}: {', '.join(sorted(KINDS)).lower()} are known")
+    if kind is not None and kind not in WRITABLE:
+        raise UserError(f"quantize is {quantize!r}: {', '.join(WRITABLE).lower()} are possible")
     metadata = {"general.name": name}
     if loaded.tokenizer is not None:
-        metadata |= loaded.tokenizer.to_gguf()
+        metadata |= loaded.tokenizer.to_gguf(eot_id=_eot_id(loaded.tokenizer, loaded.generation))
     write_gguf(path, *to_gguf(loaded.decoder.config, _weights(loaded, dtype), kind=kind, metadata=metadata))
+
+
+def _eot_id(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> int | None:
+    """The token that ends a turn, which llama.cpp stops at beside the one that ends a text: what the chat template
+    ends an answer with, or else one more that the model stops at."""
+    of_template = ChatTemplate.of(tokenizer).end_ids if tokenizer.chat_template else ()
+    others = (token_id for token_id in generation["eos_token_id"] if token_id != tokenizer.eos_id)
+    return next(iter((*of_template, *others)), None)
 
 
 def _weights(loaded: Loaded, dtype: str | None) -> dict[str, Tensor]:

@@ -47,10 +47,16 @@ class Architecture:
     """Keys that are written with one value, and mean nothing else."""
     pattern: str | None = None
     """Which layers are local where a window is given. None: llama.cpp knows no window here."""
+    default_window: int | None = 0
+    """The window where no key gives one; 0: none. None: a key must give one."""
+    wide_heads: bool = False
+    """The heads together may be of another width than d_model."""
+    partial_rotary: bool = False
+    """Rotary positions may turn a part of each head only."""
     scalings: tuple[str, ...] = ("linear", "yarn")
     """The kinds of scaled angles that it can be told."""
     truncate: bool = True
-    """What yarn does with its two borders."""
+    """Whether yarn's two borders are rounded in the model as it was published. llama.cpp rounds them always."""
     fused: bool = False
     """q, k and v are one tensor."""
     interleaved: bool = False
@@ -60,8 +66,8 @@ class Architecture:
     """A tied head has a tensor of its own."""
     renamed: Mapping[str, str] | Callable[[Config], Mapping[str, str]] = field(default_factory=dict)
     """Modules of ours whose tensors are called otherwise than in ROWS."""
-    suits: Callable[[Config], bool] = lambda config: True
-    """What else it demands of a Config to be written."""
+    demands: Mapping[str, Callable[[Config], bool]] = field(default_factory=dict)
+    """What else must be true of a Config to be written, and the field to name where it isn't."""
 
 
 def _interleaved(config: Config, rows: Tensor, back: bool = False) -> Tensor:
@@ -189,18 +195,27 @@ def head_dim_of(values: Values) -> int:
 
 
 def _scale_of_largest(n_layers: int) -> Callable[[Values, Collection[str]], float]:
-    """Of the largest model of a family, known by its layers, the scale of scores is that of d_model / n_heads."""
+    """Of the largest model of a family, known by its layers, the scale of scores is that of d_model // n_heads."""
     return lambda values, names: (
-        (values["d_model"] / values["n_heads"] if values["n_layers"] == n_layers else head_dim_of(values)) ** -0.5
+        (values["d_model"] // values["n_heads"] if values["n_layers"] == n_layers else head_dim_of(values)) ** -0.5
     )
 
 
+def _is_scaled_in_global_layers_alone(config: Config) -> bool:
+    """As llama.cpp has it; but a factor of its own would multiply local ones too."""
+    scaling = config.rope_scaling
+    if scaling is None or config.window is None:
+        return True
+    return config.rope_local_base != config.rope_base and scaling.attention_factor is None
+
+
 ARCHITECTURES = (
-    Architecture(name="qwen3", fixed={"qk_norm": "per_head"}),
+    Architecture(name="qwen3", fixed={"qk_norm": "per_head"}, wide_heads=True),
     Architecture(
         name="qwen3moe",
         fixed={"qk_norm": "per_head"},
         keys=(*_EXPERT_KEYS, Key("expert_feed_forward_length", "d_ff")),
+        wide_heads=True,
     ),
     Architecture(name="qwen2", fixed={**_PLAIN, "qkv_bias": True}),
     Architecture(
@@ -210,11 +225,14 @@ ARCHITECTURES = (
         interleaved=True,
         keys=(Key("expert_count", "n_experts", 0), Key("expert_used_count", "n_experts_per_token", 2)),
         scalings=("linear", "yarn", "llama3"),
+        wide_heads=True,
+        demands={"ff_bias": lambda config: not (config.ff_bias and config.n_experts)},
     ),
     Architecture(
         name="smollm3",
         fixed={**_PLAIN, "position_pattern": "PPPN"},
         interleaved=True,
+        wide_heads=True,
     ),
     Architecture(
         name="granite",
@@ -227,19 +245,26 @@ ARCHITECTURES = (
             Key("attention.scale", "attn_scale", None),
             Key("logit_scale", "logit_scale", is_divisor=True),
         ),
+        wide_heads=True,
     ),
-    Architecture(name="gemma", fixed={**_GEMMA, "tie_embeddings": True}),
+    Architecture(name="gemma", fixed={**_GEMMA, "tie_embeddings": True}, wide_heads=True, partial_rotary=True),
     Architecture(
         name="gemma2",
         fixed={**_GEMMA, "block": "sandwich", "attn_scale": _scale_of_largest(46), "tie_embeddings": True},
         keys=(Key("attn_logit_softcapping", "attn_softcap", 50.0), _LOGIT_SOFTCAP._replace(default=30.0)),
         pattern="LG",
+        wide_heads=True,
+        partial_rotary=True,
+        default_window=4096,
     ),
     Architecture(
         name="gemma3",
         fixed={**_GEMMA, "block": "sandwich", "qk_norm": "per_head", "attn_scale": _scale_of_largest(62)},
         keys=(_LOCAL_ROPE_BASE, _LOGIT_SOFTCAP),
         pattern="LLLLLG",
+        wide_heads=True,
+        partial_rotary=True,
+        demands={"rope_scaling": _is_scaled_in_global_layers_alone},
     ),
     Architecture(name="olmo2", fixed={"block": "output", "qk_norm": "whole"}, needs_head=True),
     Architecture(
@@ -253,6 +278,7 @@ ARCHITECTURES = (
         fused=True,
         scalings=("linear", "yarn", "longrope"),
         renamed={"blocks.{i}.ff.up": _BLOCK + "ffn_up"},
+        partial_rotary=True,
     ),
     Architecture(
         name="gpt-oss",
@@ -267,6 +293,8 @@ ARCHITECTURES = (
         truncate=False,
         needs_head=True,
         renamed={"blocks.{i}.ff_norm": _BLOCK + "post_attention_norm"},
+        wide_heads=True,
+        default_window=None,
     ),
     Architecture(name="gpt2", fixed={**_GPT, "positions": "learned"}, fused=True),
     Architecture(name="starcoder2", fixed=_GPT),
@@ -276,6 +304,7 @@ ARCHITECTURES = (
         keys=(Key("use_parallel_residual", "block", "parallel", {True: "parallel", False: "pre"}),),
         fused=True,
         needs_head=True,
+        partial_rotary=True,
     ),
     Architecture(
         name="bloom",
@@ -289,7 +318,7 @@ ARCHITECTURES = (
         constants={"attention.max_alibi_bias": 8.0},
         fused=True,
         # llama.cpp has the slopes in the other order, which for other numbers of heads are others.
-        suits=lambda config: config.n_heads & (config.n_heads - 1) == 0,
+        demands={"n_heads": lambda config: config.n_heads & (config.n_heads - 1) == 0},
     ),
     Architecture(
         name="falcon",
@@ -311,6 +340,7 @@ ARCHITECTURES = (
         fixed={**_GPT, "block": "parallel_shared", "head_bias": True},
         fused=True,
         needs_head=True,
+        partial_rotary=True,
     ),
     Architecture(
         name="stablelm",
@@ -321,16 +351,21 @@ ARCHITECTURES = (
         optional=("qkv_bias",),
         keys=(Key("use_parallel_residual", "block", ..., {True: "parallel_shared", False: "pre"}),),
         needs_head=True,
+        partial_rotary=True,
     ),
     Architecture(
         name="command-r",
         fixed=_COHERE,
         keys=(_LOGIT_SCALE,),
+        partial_rotary=True,
+        demands={"n_layers": lambda config: config.n_layers < 64},
     ),
     Architecture(
         name="cohere2",
         fixed={**_COHERE, "position_pattern": "PPPN"},
         keys=(_LOGIT_SCALE,),
         pattern="LLLG",
+        partial_rotary=True,
+        default_window=None,
     ),
 )

@@ -45,8 +45,9 @@ from leftward.formats.gguf_architectures import (
 )
 from leftward.formats.hf import meta_state
 from leftward.formats.kinds import KINDS
-from leftward.formats.quants import dequantise
+from leftward.formats.quants import WRITABLE, dequantise
 from leftward.model.positions import frequencies
+from leftward.text.gguf_metadata import with_padding
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -200,7 +201,8 @@ def _config_of(
 
 
 def _window(settings: _Settings, architecture: Architecture, n_layers: int) -> Values:
-    window = settings.take("attention.sliding_window", 0)
+    default = architecture.default_window
+    window = settings.take("attention.sliding_window", ... if default is None else default)
     pattern = settings.left.pop("attention.sliding_window_pattern", None)
     if not window:
         return {}
@@ -251,9 +253,13 @@ def _scaling(
         beta_slow=settings.number("rope.scaling.yarn_beta_slow", 1.0),
         truncate=architecture.truncate,
     )
-    # llama.cpp multiplies the paper's formula by it.
     times = settings.number("rope.scaling.attn_factor", 1.0)
-    return scaling if times == 1 else replace(scaling, attention_factor=times * (0.1 * math.log(factor) + 1))
+    return scaling if times == 1 else replace(scaling, attention_factor=times * _yarn_factor(factor))
+
+
+def _yarn_factor(factor: float) -> float:
+    """The paper's formula, which llama.cpp multiplies by rope.scaling.attn_factor."""
+    return 0.1 * math.log(factor) + 1
 
 
 def _divisors(name: str, config: Config, shapes: Shapes, read: Callable[[str], Tensor]) -> tuple[float, ...]:
@@ -326,11 +332,16 @@ def _means_the_same(name: str, said: Config, read: Config) -> bool:
         return bool(ours)
     if name == "rope_scaling":
         return said.positions == "rotary" and _same_angles(said, read)
-    if name in ("window", "attention_pattern") and read.window is None and said.window is not None:
-        return said.window >= said.max_seq_len  # it hides nothing
+    if name in ("window", "attention_pattern") and not any(_hides(config) for config in (said, read)):
+        return True
     if name in ("attention_pattern", "position_pattern"):
         return _repeated(ours, said.n_layers) == _repeated(theirs, said.n_layers)
     return isinstance(ours, float) and isinstance(theirs, float) and math.isclose(ours, theirs, rel_tol=1e-6)
+
+
+def _hides(config: Config) -> bool:
+    """Whether a window is shorter than the text."""
+    return config.window is not None and config.window < config.max_seq_len
 
 
 def _check_shapes(expected: Mapping[str, Tensor], found: Shapes) -> None:
@@ -409,13 +420,15 @@ def to_gguf(
         kind: of the matrices; None: as they are. Vectors, the router of experts and learned positions stay fp32, as
             in llama.cpp; the embedding and the head are Q8_0 at the least; rows that don't divide into blocks are of
             the next kind that they divide into.
-        metadata: what else to write: the tokenizer's, general.name …
+        metadata: what else to write: the tokenizer's, general.name … A vocabulary that is smaller than the model's gets
+            tokens that no text has.
 
     Raises:
-        UserError: no architecture of llama.cpp is this model; or the kind is none.
+        UserError: no architecture of llama.cpp is this model; the kind is none; or the tokenizer has more tokens than
+            the model's vocabulary.
     """
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"kind {kind!r} is not known: {', '.join(KINDS)} are")
+    if kind is not None and kind not in WRITABLE:
+        raise UserError(f"weights can't be written as {kind!r}: {', '.join(WRITABLE)} are possible")
     if kind is None:
         kind = {torch.float32: "F32", torch.float16: "F16"}.get(state["embed.weight"].dtype, "BF16")
     state = {name: tensor for name, tensor in state.items() if not (config.tie_embeddings and name == "head.weight")}
@@ -428,7 +441,7 @@ def to_gguf(
         "general.file_type": _FILE_TYPES.get(kind, 0),
         "general.quantization_version": 2,
     }
-    return written | described | dict(metadata or {}), stored
+    return written | described | with_padding(metadata or {}, config.vocab_size), stored
 
 
 def _described(config: Config) -> tuple[Architecture, dict[str, Any]]:
@@ -448,13 +461,23 @@ def _described(config: Config) -> tuple[Architecture, dict[str, Any]]:
         if config.padded_vocab_size > 2 * config.vocab_size:
             unsaid.pop("vocab_multiple", None)
         lost = [name for name in unsaid if not _means_the_same(name, config, back)]
-        lost += [] if architecture.suits(config) else ["n_heads"]
+        lost += _unmet(architecture, config)
         if not lost:
             return architecture, metadata | ({OWN_KEY: json.dumps(unsaid)} if unsaid else {})
         reasons.append((len(lost), f"{architecture.name}, but for {', '.join(lost)}"))
     nearest = min(reasons, key=lambda reason: reason[0])[1] if reasons else "none"
     hint = f" (with max_seq_len {config.window} the window hides nothing)" if config.window is not None else ""
     raise UserError(f"llama.cpp has no architecture that computes this model; the nearest is {nearest}{hint}")
+
+
+def _unmet(architecture: Architecture, config: Config) -> list[str]:
+    """The fields by which llama.cpp would refuse a model that its metadata can say."""
+    met = {
+        "head_dim": architecture.wide_heads or config.n_heads * config.head_dim == config.d_model,
+        "rope_fraction": architecture.partial_rotary or config.positions != "rotary" or config.rope_fraction == 1,
+    }
+    met |= {name: holds(config) for name, holds in architecture.demands.items()}
+    return [name for name, is_met in met.items() if not is_met]
 
 
 def _metadata_of(architecture: Architecture, config: Config) -> dict[str, Any]:
@@ -473,8 +496,10 @@ def _metadata_of(architecture: Architecture, config: Config) -> dict[str, Any]:
         if value is not None and (config.n_experts or not key.ours.startswith("n_experts")):
             described[key.theirs] = value
     described |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
-    if config.window is not None and architecture.pattern is not None:
-        described["attention.sliding_window"] = config.window
+    # One that is as long as the text hides nothing.
+    window = config.window or (0 if architecture.default_window == 0 else config.max_seq_len)
+    if window and architecture.pattern is not None:
+        described["attention.sliding_window"] = window
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind in architecture.scalings:
         described["rope.scaling.original_context_length"] = scaling.original_max_seq_len
@@ -483,6 +508,8 @@ def _metadata_of(architecture: Architecture, config: Config) -> dict[str, Any]:
         if scaling.kind == "yarn":
             described["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
             described["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
+            if scaling.attention_factor is not None:
+                described["rope.scaling.attn_factor"] = scaling.attention_factor / _yarn_factor(scaling.factor)
         if scaling.kind == "longrope":
             described["rope.scaling.attn_factor"] = frequencies(config)[1]
     return {f"{architecture.name}.{key}": value for key, value in described.items()}
@@ -526,7 +553,7 @@ _NEXT = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 def _kind_of(name: str, tensor: Tensor, kind: str) -> str:
-    if tensor.ndim == 1 or "ffn_gate_inp" in name or name.startswith("position_embd"):
+    if tensor.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name.startswith("position_embd"):
         return "F32"
     if KINDS[kind].block == 1:
         return kind

@@ -24,6 +24,7 @@ OWN_KEY = "leftward"
 _NEUTRAL_FIELDS = ("dropout", "vocab_multiple", "attention_pattern", "position_pattern", "window")
 """The fields that may stand there, where they change nothing of what a finished model says: of a pattern, its letters
 beyond what the layers spell out."""
+_MOST_LAYERS = 4096  # which rules spell out
 
 
 def family_of(config: Config) -> str | None:
@@ -55,10 +56,12 @@ def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tu
         UserError: config.json asks for what is not supported, or the tensors are not those that it describes.
     """
     config = config_from_hf(config_json)
-    family = next(table for table in _tables_named(config_json["model_type"]) if table.suits(config))
+    family = next(table for table in _tables_named(config_json["model_type"]) if _suits(table, config))
     tensors = _under_full_names(family, tensors)
-    if config.n_layers > len(tensors):  # before anything of that size is built
-        raise UserError(f"{config.n_layers} layers are said, but the file has only {len(tensors)} tensors")
+    n_apart = config.n_experts if any("{e}" in row.theirs[0] for row in family.rows) else 1
+    if config.n_layers * n_apart > len(tensors):  # before anything of that size is built
+        experts = f" of {n_apart} experts" if n_apart > 1 else ""
+        raise UserError(f"{config.n_layers} layers{experts} are said, but the file has only {len(tensors)} tensors")
     if config.tie_embeddings:
         tensors = _without_tied_head(family, config, tensors)
     meta = meta_state(config)
@@ -76,8 +79,9 @@ def config_from_hf(config_json: Mapping[str, Any]) -> Config:
         raise UserError("no model_type is given, so this describes no model")
     tables = _tables_named(config_json["model_type"])
     config = _read_config(tables[0], config_json)
-    if not any(table.suits(config) for table in tables):
-        raise UserError(f"{config_json['model_type']} with block {config.block} or this head_dim is not supported")
+    if not any(_suits(table, config) for table in tables):
+        variant = f"block {config.block}, {config.n_experts} experts or this head_dim"
+        raise UserError(f"{config_json['model_type']} with {variant} is not supported")
     return config
 
 
@@ -107,6 +111,12 @@ def _tables_named(model_type: Any) -> list[Family]:
         return tables
     known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
     raise UserError(f"model_type {model_type!r} is not supported yet: {known} are")
+
+
+def _suits(family: Family, config: Config) -> bool:
+    """Whether the class has a place for every weight."""
+    is_mixture = any(row.ours.endswith(".router") for row in family.rows)
+    return family is LEFTWARD or (family.suits(config) and is_mixture == (config.n_experts > 0))
 
 
 def _read_config(family: Family, config_json: Mapping[str, Any]) -> Config:
@@ -150,6 +160,9 @@ def _read_settings(family: Family, given: _Given) -> Config:
     for setting in family.settings:
         if isinstance(setting, Setting):
             values.update(dict.fromkeys(setting.fields, _value_of(setting, given, family)))
+    n_layers = values["n_layers"]
+    if isinstance(n_layers, int) and n_layers > _MOST_LAYERS:
+        raise UserError(f"{n_layers} layers are said, and no model has more than {_MOST_LAYERS}")
     for setting in family.settings:
         if isinstance(setting, Rule):
             values.update(setting.read(given))
@@ -204,7 +217,7 @@ def _write_config(family: Family, config: Config) -> dict[str, Any] | None:
     except UserError:
         return None
     unsaid = {name: value for name, value in vars(config).items() if getattr(back, name) != value}
-    if not family.suits(config) or not all(_is_neutral(name, config, back) for name in unsaid):
+    if not _suits(family, config) or not all(_is_neutral(name, config, back) for name in unsaid):
         return None
     return config_json | {OWN_KEY: unsaid} if unsaid else config_json
 

@@ -22,6 +22,7 @@ from leftward.formats.mapping import map_file
 
 _HEADER = struct.Struct("<7i")
 _VERSIONED = b"24ka"  # 0x616b3432, little endian
+_PICKLED = (b"PK\3\4", b"\x80\2")  # PyTorch's files have the same ending
 _LONGEST_PIECE = 1 << 16
 
 
@@ -35,6 +36,8 @@ def read_llama2c(path: Path | str) -> tuple[Config, dict[str, Tensor]]:
     data = map_file(path, _HEADER.size)
     if data[:4] == _VERSIONED:
         raise UserError(f"{path} is of a later version of llama2.c's format; only the first one (version 0) is read")
+    if data[:4].startswith(_PICKLED):
+        raise UserError(f"{path} is a pickle of PyTorch: load the directory that it is in, with its config.json")
     width, hidden, n_layers, n_heads, n_kv_heads, vocab_size, length = _HEADER.unpack_from(data)
     try:
         config = Config(

@@ -15,7 +15,7 @@ from leftward.formats.model_directory import build_decoder, load_model
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
-# What a repository has that a model is made of; never code, never pickles.
+# What a repository has that a model is made of; never code. Pickles only where there is nothing better.
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja"]
 
 
@@ -74,7 +74,10 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download  # takes half a second, and most models are paths
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        if not any(path.glob("*.safetensors")):
+            path = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, "pytorch_model*.bin"]))
+        return path
     except Exception as error:  # of its own kinds, of the network's and of the disk's
         reason = str(error).strip().splitlines()
         raise UserError(

@@ -1,4 +1,4 @@
-"""A model directory: config.json, model.safetensors and the tokenizer's files, as transformers has them.
+"""A model directory, as transformers has it: config.json, model.safetensors or pytorch_model.bin, a tokenizer's files.
 
 A run directory is one, with the training's own files beside. What is read here may come from anywhere, so everything
 about it that can be wrong is one line that names the file.
@@ -6,7 +6,8 @@ about it that can be wrong is one line that names the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,24 @@ from torch import Tensor
 
 from leftward import files
 from leftward.config import Config
-from leftward.errors import UserError
+from leftward.errors import UserError, printable
 from leftward.formats.directory import check_model_directory
 from leftward.formats.hf import from_hf, to_hf
+from leftward.formats.pickled import read_pickled
 from leftward.formats.tensors import read_tensors, write_tensors
 from leftward.model.decoder import Decoder
 from leftward.text import directory as tokenizer_files
 from leftward.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
-_SHARDS = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+"""What directories of older versions of transformers have. Read where there is no model.safetensors, never written."""
+_READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {WEIGHTS: read_tensors, PICKLED: read_pickled}
+_INDEX = ".index.json"  # behind the name: which of several files has which tensor
+# A plain file beside the index: no path, so that an index can't reach out of its directory. Whoever may put a symbolic
+# link there may; the hub's own cache is made of them.
+_SHARD = re.compile(r"[\w-][\w.-]{0,200}")
+_LONGEST_MESSAGE = 1000
 _COMPILED = "_orig_mod."  # what torch.compile puts into the names of the weights
 
 
@@ -68,7 +77,7 @@ def save_model(
         write_tensors(directory / name, shard)
         places |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in tensors.values())
-    files.write_json(directory / _SHARDS, {"metadata": {"total_size": total}, "weight_map": places})
+    files.write_json(directory / f"{WEIGHTS}{_INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, Tensor]]:
@@ -95,6 +104,9 @@ def load_model(
 ) -> tuple[Decoder, Tokenizer | None, dict[str, Any]]:
     """Read a model directory: the Decoder in evaluation mode, its tokenizer if it has one, and generation_config.json.
 
+    Whether its weights are numbers is not looked at: to read all that is only mapped here would take a tenth to a third
+    of the time again. Generation refuses what comes of a NaN, and `leftward check` names the tensor.
+
     Raises:
         UserError: a file is missing, damaged or does not fit the others, or the model is of a kind not supported yet.
     """
@@ -106,10 +118,8 @@ def load_model(
         config, state = from_hf(config_json, tensors)
     except UserError as error:
         where = path if str(error).startswith("tensor ") else directory / "config.json"
-        raise UserError(f"{where}: {error}") from None
-    if dtype is not None:
-        state = {name: tensor.to(dtype) for name, tensor in state.items()}
-    decoder = build_decoder(config, state)
+        raise UserError(f"{where}: {printable(str(error), _LONGEST_MESSAGE)}") from None
+    decoder = build_decoder(config, {name: tensor.to(dtype or _as_stored(tensor)) for name, tensor in state.items()})
     tokenizer = Tokenizer.load(directory) if tokenizer_files.find(directory) else None
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise UserError(
@@ -117,6 +127,11 @@ def load_model(
             f"{config.vocab_size}: it is another model's tokenizer"
         )
     return decoder, tokenizer, _read_generation(directory, config_json)
+
+
+def _as_stored(tensor: Tensor) -> torch.dtype:
+    """The tensor's own dtype, where a model can compute in it: not in 8 bits."""
+    return tensor.dtype if tensor.element_size() > 1 else torch.float32
 
 
 def build_decoder(config: Config, state: Mapping[str, Tensor]) -> Decoder:
@@ -132,22 +147,38 @@ def build_decoder(config: Config, state: Mapping[str, Tensor]) -> Decoder:
 
 def _read_weights(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     """All tensors of the one file, or of the several that an index names, with the file to blame for what they are."""
-    path, index_path = directory / WEIGHTS, directory / _SHARDS
-    if path.exists() or not index_path.exists():
-        if not path.exists() and (directory / "checkpoints").is_dir():
-            raise UserError(
-                f"{path} is missing: the training has not got that far; leftward train --resume {directory}"
-            )
-        return path, read_tensors(path)
-    names = _read_object(index_path).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{index_path} is damaged: it has no weight_map")
+    for name, read in _READERS.items():
+        path, index = directory / name, directory / f"{name}{_INDEX}"
+        if path.exists():
+            return path, read(path)
+        if index.exists():
+            return index, _read_shards(index, read)
+    path = directory / WEIGHTS
+    if (directory / "checkpoints").is_dir():
+        raise UserError(f"{path} is missing: the training has not got that far; leftward train --resume {directory}")
+    raise UserError(f"{path} is missing")
+
+
+def _read_shards(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    places = _read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise UserError(f"{index} is damaged: it has no weight_map of tensors to files")
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(names.values())):
-        if Path(name).name != name:
-            raise UserError(f"{index_path} names {name!r}, which is not a file beside it")
-        tensors |= read_tensors(directory / name)
-    return index_path, tensors
+    found_in: dict[str, str] = {}
+    for shard in sorted(set(places.values())):
+        if not _SHARD.fullmatch(shard):
+            raise UserError(f"{index} names {shard[:100]!r}, which is not a file beside it")
+        held = read(index.parent / shard)
+        if twice := held.keys() & tensors.keys():
+            name = min(twice)
+            raise UserError(f"{index}: tensor {printable(name)} is in {found_in[name]} and in {shard}")
+        tensors |= held
+        found_in |= dict.fromkeys(held, shard)
+    for name, shard in places.items():
+        if found_in.get(name) != shard:
+            where = f"is in {found_in[name]}" if name in found_in else "is missing"
+            raise UserError(f"{index}: tensor {printable(name)} {where}; expected in {shard}")
+    return tensors
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -168,5 +199,6 @@ def _read_generation(directory: Path, config_json: Mapping[str, Any]) -> dict[st
     bos, eos = values.get("bos_token_id"), values.get("eos_token_id")
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token_id) is int for token_id in ([] if bos is None else [bos]) + eos):
-        raise UserError(f"{path}: bos_token_id {bos!r} and eos_token_id {eos!r} must be integers")
+        given = printable(f"bos_token_id {bos!r} and eos_token_id {eos!r}", 300)
+        raise UserError(f"{path}: {given} must be integers")
     return {**values, "bos_token_id": bos, "eos_token_id": eos}

@@ -509,3 +509,5 @@ _QUANTISERS: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "Q5_K": _to_k_with_lows(32),
     "Q6_K": _to_q6_k,
 }
+WRITABLE = ("F32", "F16", "BF16", *_QUANTISERS)
+"""The kinds that a model's weights can be written as."""

@@ -1,4 +1,5 @@
-"""Reading and writing .safetensors: the one format that our weights and training state are kept in. No pickle, ever."""
+"""Reading and writing .safetensors: the one format that our weights and training state are kept in. We never write a
+pickle; pickled.py reads those of others."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from leftward.errors import UserError
+from leftward.errors import UserError, printable
 from leftward.files import write_atomic
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -30,7 +31,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from None
+        raise UserError(f"{path} is damaged or not a safetensors file ({printable(str(error), 300)})") from None
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leftward.config import Config
+from leftward.kernels import functions, native
 from leftward.model.cache import KVCache
 from leftward.model.masks import Mask
 from leftward.model.norms import RMSNorm, rms_norm
@@ -23,9 +24,10 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale, self.softcap, self.dropout = config.attn_scale, config.attn_softcap, config.dropout
+        self.alibi_scale = config.alibi_scale
         heads = config.n_heads + 2 * config.n_kv_heads  # the rows of `qkv`: all queries, then all keys, then all values
         self.qkv = nn.Linear(config.d_model, heads * config.head_dim, bias=config.qkv_bias)
-        self.norms_whole = config.qk_norm == "whole"
+        self.eps, self.norms_whole = config.norm_eps, config.qk_norm == "whole"
         has_norm, eps, kind = config.qk_norm != "none", config.norm_eps, config.norm_weight
         q_width, k_width = (config.n_heads, config.n_kv_heads) if self.norms_whole else (1, 1)
         self.q_norm = RMSNorm(q_width * config.head_dim, eps, kind) if has_norm else None
@@ -36,14 +38,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, mask: Mask, angles: Angles | None = None, cache: KVCache | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
-        # Queries and keys get the same norm and rotation, so they go through both as one tensor.
-        n_qk = self.n_heads + self.n_kv_heads
-        qk, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split((n_qk, self.n_kv_heads), dim=2)
-        qk = self._normalised(qk)
-        if angles is not None:
-            qk = rotate(qk, angles)
-        q, k = qk.transpose(1, 2).split((self.n_heads, self.n_kv_heads), dim=1)  # [B, heads, T, head_dim]
-        v = v.transpose(1, 2)
+        q, k, v = self._heads(self.qkv(x), angles)  # [B, heads, T, head_dim]
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         mixed = attend(
@@ -52,11 +47,32 @@ class Attention(nn.Module):
             v,
             mask,
             scale=self.scale,
+            alibi_scale=self.alibi_scale,
             softcap=self.softcap,
             sinks=self.sinks,
             dropout=self.dropout if self.training else 0.0,
         )
         return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, qkv: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
+        if native.serves(qkv) and self._has_plain_heads(angles):
+            of_q, of_k = (None if norm is None else norm.factor for norm in (self.q_norm, self.k_norm))
+            factors = None if of_q is None or of_k is None else (of_q, of_k)
+            turns = None if angles is None else (angles.cos, angles.sin)
+            return functions.split_heads(qkv, self.n_heads, self.n_kv_heads, factors, self.eps, turns)
+        # Queries and keys get the same norm and rotation, so they go through both as one tensor.
+        n_qk = self.n_heads + self.n_kv_heads
+        qk, v = qkv.unflatten(-1, (-1, self.head_dim)).split((n_qk, self.n_kv_heads), dim=2)
+        qk = self._normalised(qk)
+        if angles is not None:
+            qk = rotate(qk, angles)
+        q, k = qk.transpose(1, 2).split((self.n_heads, self.n_kv_heads), dim=1)
+        return q, k, v.transpose(1, 2)
+
+    def _has_plain_heads(self, angles: Angles | None) -> bool:
+        """Whether the kernel has this norm and rotation."""
+        has_norm = self.q_norm is None or (self.q_norm.weight is not None and not self.norms_whole)
+        return has_norm and self.head_dim <= functions.WIDEST_HEAD and (angles is None or not angles.adjacent)
 
     def _normalised(self, qk: Tensor) -> Tensor:  # [B, T, n_heads + n_kv_heads, head_dim]
         if self.q_norm is None or self.k_norm is None:
@@ -79,6 +95,7 @@ def attend(
     mask: Mask,
     *,
     scale: float,
+    alibi_scale: float = 1.0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
@@ -91,6 +108,8 @@ def attend(
     is_plain = mask.slopes is None and softcap is None and sinks is None
     if is_plain and mask.shortcut is not None:
         if _batched_products_are_faster(q, mask):
+            if native.serves(q) and not dropout:
+                return functions.causal_attention(q, k, v, scale)
             return _attend_by_batched_products(q, k, v, scale, dropout)
         is_causal = mask.shortcut == "causal"
         is_grouped = q.shape[1] != k.shape[1]
@@ -102,6 +121,8 @@ def attend(
         rows, columns = slice(start, stop), mask.columns(start, stop)
         part = (q[:, :, rows], k[:, :, columns], v[:, :, columns])
         bias = None if mask.slopes is None else mask.bias(rows, columns)
+        if bias is not None and alibi_scale != 1.0:
+            bias *= alibi_scale
         blocks.append(_attend_masked(*part, mask.visible(rows, columns), bias, scale, softcap, sinks, dropout))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 

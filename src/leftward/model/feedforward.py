@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leftward.config import Config
+from leftward.kernels import functions, native
 
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) · up of the two halves of `x` (Shazeer 2020, arXiv 2002.05202)."""
+    if native.serves(x):
+        return functions.swiglu(x)
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 

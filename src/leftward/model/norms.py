@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from leftward.config import Config, NormWeight
+from leftward.kernels import functions, native
 
 
 class RMSNorm(nn.Module):
@@ -59,6 +60,8 @@ def rms_norm(x: Tensor, factor: Tensor | None, eps: float) -> Tensor:
     a head."""
     if factor is None:
         return F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype)
+    if native.serves(x) and factor.ndim == 1:
+        return functions.rms_norm(x, factor, eps)
     if torch.is_grad_enabled() and x.requires_grad:
         return _RMSNormWithGradient.apply(x, factor, eps)
     unit = F.rms_norm(x.to(_statistics_dtype(x)), x.shape[-1:], eps=eps)

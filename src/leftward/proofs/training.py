@@ -84,11 +84,13 @@ def padding_is_not_counted(subject: Subject) -> str:
             row[count:] = subject.pad_id
         given = float(_call(subject, batch))
     else:
-        subject.the_decoder(_NO_LOSS)
+        decoder = subject.the_decoder(_NO_LOSS)
         targets = torch.full_like(batch, IGNORED)
         for row, count in enumerate(counts):
             targets[row, : count - 1] = batch[row, 1:count]
-        summed = loss.loss_sum(subject.ask(batch), targets)
+        with torch.inference_mode():
+            hidden = decoder.hidden(batch.to(subject.device))
+            summed = loss.head_loss(decoder, hidden, targets.to(subject.device))
         given = float(summed) / (sum(counts) - len(counts))
     if _agree(subject, given, wanted):
         return f"rows of {counts[0]}, {counts[1]} and {counts[2]} tokens, padded: {given:.4f}, and {wanted:.4f} by hand"

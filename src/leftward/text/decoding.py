@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tokenizers import decoders, normalizers
 
-from leftward.errors import UserError
+from leftward.errors import UserError, printable
 
 AnyKind = Literal["bpe", "char", "word", "spm", "gpt1"]
 """bpe: byte-level, as GPT-2's. char, word: ours. spm: as SentencePiece's, ▁ for the space. gpt1: </w> ends a word."""
@@ -106,7 +106,7 @@ def library_errors(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, UserError):
         raise
     except BaseException as error:
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{what}: {printable(str(error), 300)}") from None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -44,7 +44,7 @@ def read(directory: Path) -> Parts:
     named = _optional(directory / "special_tokens_map.json")
     settings = {**found, **named, **settings}
     with library_errors(f"{settings_path} is damaged"):
-        _add_tokens(library, settings, settings_path)
+        _add_tokens(library, settings)
     return library, _ids_of_model(library, directory, settings) | _templates(directory)
 
 
@@ -62,14 +62,14 @@ _READERS: dict[tuple[str, ...], Callable[..., Parts]] = {
 """What a directory may have, the best first. (.tiktoken files don't say enough: `Tokenizer.from_tiktoken`.)"""
 
 
-def _add_tokens(library: Any, settings: Mapping[str, Any], path: Path) -> None:
+def _add_tokens(library: Any, settings: Mapping[str, Any]) -> None:
     """What the settings add to the file, as in transformers: tokens, and that the named ones are control tokens."""
     listed = settings.get("added_tokens_decoder")
     for key, token in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
         library.add_tokens([_added_token(token)])
         if library.token_to_id(token["content"]) != int(key):
-            raise UserError(
-                f"{path}: added_tokens_decoder gives {token['content']!r} the id {key}, but in the vocabulary it is "
+            raise ValueError(
+                f"added_tokens_decoder gives {token['content']!r} the id {key}, but in the vocabulary it is "
                 f"{library.token_to_id(token['content'])}"
             )
     extra = [settings.get(name) for name in ("additional_special_tokens", "extra_special_tokens")]
@@ -87,7 +87,7 @@ def _added_token(token: Any) -> Any:
 def _content(token: Any) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
-        raise UserError(f"tokenizer_config.json names the token {token!r}: it must be a text")
+        raise ValueError(f"a token is {token!r}: it must be a text")
     return content
 
 

@@ -19,15 +19,15 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from leftward.errors import UserError
-from leftward.text.decoding import SYMBOL_OF, library_errors
+from leftward.text.decoding import BYTE_OF, SYMBOL_OF, library_errors
 from leftward.text.pretokenizers import PreTokenizer, pre_tokenizer_of
 from leftward.text.sentencepiece import Piece, PieceKind, SentencePieceModel, parse_model
 
 Parts = tuple[Any, dict[str, Any]]
 """A `tokenizers.Tokenizer`, and what belongs into its tokenizer_config.json."""
 
-_SPACE = "▁"
-_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+SPACE = "▁"
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 # Below every score that a file can mean, so that Viterbi's search never takes such a piece for text.
 _NEVER = -1000.0
 
@@ -38,8 +38,14 @@ _GGUF = "tokenizer.ggml."
 # What tokens without the type "control" are control tokens all the same (llama.cpp's list of those that end a turn).
 _CONTROL_NAMES = re.compile(r"<\|.+\|>|<｜.+｜>|<(start|end)_of_turn>|</?s>|<(bos|eos|pad)>|\[/?(INST|EOT|EOS)\]")
 # GGUF's name of a token → tokenizer_config.json's
-_SHORT_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-_SPM_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+SHORT_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+# The kinds of tokenizer, and the ids that llama.cpp takes where a file of such a kind names none. (Its 11 for gpt2 is
+# Falcon's, and in other vocabularies text.)
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "gpt2": {},
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Parts:
@@ -51,44 +57,53 @@ def from_gguf(metadata: Mapping[str, Any]) -> Parts:
         UserError: keys are missing, of a wrong type or contradict each other; a kind or a pre-tokenizer is unknown.
     """
     model = metadata.get(_GGUF + "model")
-    if model not in ("gpt2", "llama"):
-        supported = "gpt2 (byte-level BPE) and llama (SentencePiece) are"
+    if not isinstance(model, str) or model not in _DEFAULT_IDS:
+        supported = "gpt2 (byte-level BPE), llama (SentencePiece) and t5 (unigram) are"
         raise UserError(f"tokenizer.ggml.model is {model!r}, which is not supported; {supported}")
     texts = _array(metadata, "tokens", str)
     if texts is None:
         raise UserError("tokenizer.ggml.tokens is missing")
     texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # as llama.cpp names them
     kinds = _array(metadata, "token_type", int, len(texts)) or [PieceKind.NORMAL] * len(texts)
-    kinds = [_control_if_it_looks_so(text, kind) for text, kind in zip(texts, kinds, strict=True)]
+    kinds = [
+        kind if text == "<s>" and "<bos>" in texts else _control_if_it_looks_so(text, kind)  # Gemma's <s> is HTML
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
     ids = {
-        name: _token_id(metadata, f"{name}_token_id", len(texts), _SPM_IDS.get(name) if model == "llama" else None)
-        for name in _SHORT_NAMES
+        name: _token_id(metadata, f"{name}_token_id", len(texts), _DEFAULT_IDS[model].get(name)) for name in SHORT_NAMES
     }
     if model == "gpt2":
         pre_tokenizer = pre_tokenizer_of(str(metadata.get(_GGUF + "pre", "default")))
         merges = _array(metadata, "merges", str)
         if merges is None:
             raise UserError("tokenizer.ggml.merges is missing")
-        library = _byte_level(texts, (_pair(merge) for merge in merges), pre_tokenizer)
+        characters = _characters(texts, kinds)
+        texts = characters or texts
+        library = _closed(texts) if characters else _byte_level(texts, map(_pair, merges), pre_tokenizer)
         _add(library, texts, kinds)
         adds_bos = pre_tokenizer.adds_bos
     else:
         scores = _array(metadata, "scores", float, len(texts))
         if scores is None:
             raise UserError("tokenizer.ggml.scores is missing")
-        prefix = _flag(metadata, "add_space_prefix", True)
-        pieces = tuple(map(Piece, texts, map(float, scores), kinds))
+        unigram = model == "t5"
         library = _sentencepiece(
-            SentencePieceModel(pieces, unigram=False, add_dummy_prefix=prefix, remove_extra_whitespaces=False)
+            SentencePieceModel(
+                tuple(map(Piece, texts, map(float, scores), kinds)),
+                unigram=unigram,
+                add_dummy_prefix=_flag(metadata, "add_space_prefix", not unigram),
+                remove_extra_whitespaces=unigram and _flag(metadata, "remove_extra_whitespaces", False),
+                charsmap=_bytes(metadata, "precompiled_charsmap") if unigram else b"",
+            )
         )
-        adds_bos = True
+        adds_bos = not unigram
     named = {name: None if token_id is None else texts[token_id] for name, token_id in ids.items()}
     add_ends(
         library,
         named["bos"] if _flag(metadata, "add_bos_token", adds_bos) else None,
-        named["eos"] if _flag(metadata, "add_eos_token", False) else None,
+        named["eos"] if _flag(metadata, "add_eos_token", model == "t5") else None,
     )
-    config: dict[str, Any] = {f"{short}_token": named[name] for name, short in _SHORT_NAMES.items()}
+    config: dict[str, Any] = {f"{short}_token": named[name] for name, short in SHORT_NAMES.items()}
     templates = _chat_templates(metadata)
     return library, config | ({"chat_template": templates} if templates else {})
 
@@ -130,6 +145,13 @@ def _array(metadata: Mapping[str, Any], name: str, kind: type, size: int | None 
     if size is not None and len(values) != size:
         raise UserError(f"tokenizer.ggml.{name} has {len(values)} entries for {size} tokens")
     return values
+
+
+def _bytes(metadata: Mapping[str, Any], name: str) -> bytes:
+    values = _array(metadata, name, int) or []
+    if not all(-128 <= value < 256 for value in values):
+        raise UserError(f"tokenizer.ggml.{name} must be a list of bytes")
+    return bytes(value % 256 for value in values)
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int, default: int | None) -> int | None:
@@ -181,8 +203,8 @@ def from_pieces(pieces: Iterable[tuple[bytes, float]]) -> Parts:
             text = data.decode()
         except UnicodeDecodeError:
             raise UserError(f"piece {i} of the vocabulary is not UTF-8: {data[:40]!r}") from None
-        kind = fixed[i] if i < len(fixed) else PieceKind.BYTE if _BYTE_PIECE.fullmatch(text) else PieceKind.NORMAL
-        read.append(Piece(text.strip("\n") if i < len(fixed) else text.replace(" ", _SPACE), score, kind))
+        kind = fixed[i] if i < len(fixed) else PieceKind.BYTE if BYTE_PIECE.fullmatch(text) else PieceKind.NORMAL
+        read.append(Piece(text.strip("\n") if i < len(fixed) else text.replace(" ", SPACE), score, kind))
     if len(read) < len(fixed):
         raise UserError(f"the vocabulary has {len(read)} pieces: it must begin with unknown, bos and eos")
     model = SentencePieceModel(tuple(read), unigram=False, remove_extra_whitespaces=False)
@@ -202,7 +224,7 @@ def _sentencepiece(model: SentencePieceModel) -> Any:
     normal = {text: score for text, score, kind in model.pieces if kind == PieceKind.NORMAL}
     best = max(normal.values(), default=0.0)
     # Runs of spaces that are taken whole (Gemma's): the library looks for added tokens before spaces become ▁.
-    runs = [text for text, _, kind in model.pieces if kind == PieceKind.USER_DEFINED and text.strip(_SPACE) == ""]
+    runs = [text for text, _, kind in model.pieces if kind == PieceKind.USER_DEFINED and text.strip(SPACE) == ""]
     vocabulary = _numbered(texts)
     with library_errors("the vocabulary is damaged"):
         if model.unigram:
@@ -220,7 +242,7 @@ def _sentencepiece(model: SentencePieceModel) -> Any:
             )
             library = tokenizers.Tokenizer(bpe)
         library.normalizer = _sentencepiece_normalizer(model)
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else steps)
     _add(library, texts, [PieceKind.NORMAL if text in runs else kind for text, _, kind in model.pieces])
     return library
@@ -233,7 +255,7 @@ def _sentencepiece_normalizer(model: SentencePieceModel) -> Any:
     if model.remove_extra_whitespaces:  # spaces only: other white space stays
         steps.append(normalizers.Replace(tokenizers.Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
-    space = _SPACE if model.escape_whitespaces else " "
+    space = SPACE if model.escape_whitespaces else " "
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(space))
     steps.append(normalizers.Replace(" ", space))
@@ -247,11 +269,13 @@ def _merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     left parts, comes to the same for runs of spaces, where it happens (Llama's have one score).
     """
     merges = []
+    lengths = set(map(len, scores))  # a piece of a million characters is not cut a million times
     for piece in sorted(scores, key=lambda piece: (-scores[piece], -len(piece))):
         for split in range(len(piece) - 1, 0, -1):
-            left, right = piece[:split], piece[split:]
-            if left in scores and right in scores:
-                merges.append((left, right))
+            if split in lengths and len(piece) - split in lengths:
+                left, right = piece[:split], piece[split:]
+                if left in scores and right in scores:
+                    merges.append((left, right))
     return merges
 
 
@@ -275,7 +299,10 @@ def from_vocab_and_merges(vocab_path: Path, merges_path: Path) -> Parts:
     if wrong := next((pair for pair in merges if len(pair) != 2), None):
         raise UserError(f"{merges_path} is damaged: {' '.join(wrong)[:80]!r} is not two tokens")
     texts = sorted(vocabulary, key=vocabulary.__getitem__)
-    library = _byte_level(texts, merges, pre_tokenizer_of("gpt-2"))  # type: ignore[arg-type]
+    try:
+        library = _byte_level(texts, merges, pre_tokenizer_of("gpt-2"))  # type: ignore[arg-type]
+    except UserError as error:
+        raise UserError(f"{vocab_path} or {merges_path.name} does not fit the other: {error}") from None
     ends = [text for text in texts if text == "<|endoftext|>"]
     library.add_special_tokens(ends)
     return library, dict.fromkeys(("bos_token", "eos_token"), ends[0]) if ends else {}
@@ -318,6 +345,27 @@ def _byte_level(texts: Sequence[str], merges: Iterable[tuple[str, str]], pre: Pr
     vocabulary, pairs = _numbered(texts), list(merges)
     with library_errors("the vocabulary is damaged"):
         return _byte_level_of(vocabulary, pairs, pre, pre.ignore_merges)
+
+
+def _characters(texts: Sequence[str], kinds: Sequence[int]) -> list[str]:
+    """The texts of a vocabulary that has a token for each character and no others, as written by gguf_metadata.py;
+    empty, where it is another."""
+    read = []
+    for text, kind in zip(texts, kinds, strict=True):
+        if kind == PieceKind.NORMAL:
+            data = bytes(BYTE_OF.get(symbol, 0xFF) for symbol in text)
+            text = data.decode(errors="replace")
+            if len(text) != 1 or text.encode() != data:
+                return []
+        read.append(text)
+    return read
+
+
+def _closed(texts: Sequence[str]) -> Any:
+    """As `vocabularies.train_char` makes it."""
+    library = tokenizers.Tokenizer(models.BPE(vocab=_numbered(texts), merges=[]))
+    library.decoder = decoders.Fuse()
+    return library
 
 
 def _byte_level_of(

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from tokenizers import normalizers, processors
 
 from leftward import files
-from leftward.errors import UserError, nearest
+from leftward.errors import UserError, nearest, printable
 from leftward.text import directory as model_directory
 from leftward.text import foreign
 from leftward.text.decoding import BYTE_OF, AnyKind, decoding_of, library_errors, state
-from leftward.text.gguf_metadata import byte_level_metadata
+from leftward.text.gguf_metadata import template_metadata, vocabulary_metadata
 from leftward.text.vocabularies import SEPARATOR, Counted, encoded, train_bpe, train_char, train_word
 
 Kind = Literal["bpe", "char", "word"]
@@ -128,7 +128,7 @@ class Tokenizer:
         try:
             return cls(*parts)
         except UserError as error:
-            raise UserError(f"{paths[0]}: {error}") from None
+            raise UserError(f"{paths[0]}: {printable(str(error), 1000)}") from None
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -170,17 +170,36 @@ class Tokenizer:
         files.write_text(directory / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
         files.write_json(directory / "tokenizer_config.json", config)
 
-    def to_gguf(self) -> dict[str, Any]:
-        """The metadata of a GGUF file that describe it. Raises: UserError: llama.cpp has no such tokenizer."""
-        metadata = byte_level_metadata(json.loads(self._library.to_str()))
-        for name, token_id in (("bos", self.bos_id), ("eos", self.eos_id)):
-            if token_id is not None:
-                metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
-        metadata["tokenizer.ggml.add_bos_token"] = bool(self.before)
-        metadata["tokenizer.ggml.add_eos_token"] = bool(self.after)
-        if isinstance(self.chat_template, str):
-            metadata["tokenizer.chat_template"] = self.chat_template
-        return metadata
+    def to_gguf(self, *, eot_id: int | None = None) -> dict[str, Any]:
+        """The metadata of a GGUF file that describe it.
+
+        `eot_id` is the token that ends a turn of a conversation, where that is not the one that ends a text.
+
+        Raises: UserError: llama.cpp has no such tokenizer; gguf_metadata.py says which it has, and what they leave out.
+        """
+        metadata = vocabulary_metadata(json.loads(self._library.to_str()), self.kind)
+        named = self.named_tokens
+        ids = {
+            name: self._library.token_to_id(named.get(f"{short}_token", ""))
+            for name, short in foreign.SHORT_NAMES.items()
+        }
+        ids["unknown"] = self._unknown_id
+        for name, around in (("bos", self.before), ("eos", self.after)):
+            ids[name] = around[0] if ids[name] is None and around else ids[name]
+            if around not in ([], [ids[name]]):
+                place = "begins" if name == "bos" else "ends"
+                raise UserError(
+                    f"llama.cpp {place} a text with its {name} token only, and this tokenizer with {around}"
+                )
+            metadata[f"tokenizer.ggml.add_{name}_token"] = bool(around)
+        if ids["eos"] is None:
+            raise UserError(
+                "llama.cpp takes a token of its own choice for the end of a text where none is named: name eos_token "
+                "in tokenizer_config.json, or train the tokenizer with a special token"
+            )
+        ids["eot"] = None if eot_id == ids["eos"] else eot_id
+        metadata |= {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items() if i is not None}
+        return metadata | template_metadata(self.chat_template)
 
     def fingerprint(self) -> str:
         """A hash of what the tokenizer does; equal for equal tokenizers, wherever they were saved."""
@@ -318,8 +337,10 @@ class Tokenizer:
                     for part in single:
                         if "Sequence" in part:
                             before, after = after, []
+                        elif (name := part["SpecialToken"]["id"]) in tokens:
+                            after += tokens[name]["ids"]
                         else:
-                            after += tokens[part["SpecialToken"]["id"]]["ids"]
+                            raise UserError(f"its post_processor names {printable(name)}, which it does not explain")
                     return before, after
                 case {"type": "RobertaProcessing" | "BertProcessing", "cls": [_, first], "sep": [_, last]}:
                     return [first], [last]

@@ -47,8 +47,12 @@ class State:
     evaluated_step: int = 0
     """The last step that was evaluated, and the validation loss there."""
     last_loss: float | None = None
+    native: bool = False
+    """Whether the kernels of kernels/native.py compute, which round differently from PyTorch's operations."""
     best_step: int | None = None
     best_loss: float | None = None
+    stale: int = 0
+    """Evaluations since the best one."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": VERSION, **dataclasses.asdict(self)}

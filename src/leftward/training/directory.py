@@ -26,7 +26,7 @@ def new(recipe: Recipe) -> Iterator[Path]:
     Raises:
         UserError: the directory is in use or cannot be made.
     """
-    directory = Path(recipe.out) if recipe.out else _unused(Path("runs") / _name(recipe))
+    directory = Path(recipe.out) if recipe.out else _unused(Path("runs") / name_of(recipe))
     existed = directory.exists()
     if existed and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(
@@ -52,18 +52,42 @@ def new(recipe: Recipe) -> Iterator[Path]:
 @contextlib.contextmanager
 def existing(directory: Path) -> Iterator[Recipe]:
     """Lock the directory of a run that was begun, and read its recipe. Raises: UserError."""
-    if not (directory / RECIPE).is_file():
-        raise UserError(f"{directory} is not a run directory (it has no {RECIPE}): give the directory of a run")
-    if not (directory / RECIPE).read_bytes().rstrip().endswith(_END):
-        raise UserError(f"{directory / RECIPE} is cut short: it must end with the line `{_END.decode()}`")
-    recipe = Recipe.from_dict(read_yaml(directory / RECIPE))
+    recipe = read(directory)
     with _locked(directory):
         files.sweep(directory)
         files.sweep(directory / "checkpoints")
         yield recipe
 
 
-def _name(recipe: Recipe) -> str:
+def read(directory: Path) -> Recipe:
+    """The recipe of a run that was begun. Raises: UserError."""
+    if not (directory / RECIPE).is_file():
+        raise UserError(f"{directory} is not a run directory (it has no {RECIPE}): give the directory of a run")
+    if not (directory / RECIPE).read_bytes().rstrip().endswith(_END):
+        raise UserError(f"{directory / RECIPE} is cut short: it must end with the line `{_END.decode()}`")
+    return Recipe.from_dict(read_yaml(directory / RECIPE))
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process is training in it, as far as this system can tell."""
+    try:
+        import fcntl
+
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def name_of(recipe: Recipe) -> str:
     """A run is called after its data."""
     path = recipe.data_settings().paths[0]
     name = "stdin" if path == "-" else Path(path.removeprefix("builtin:")).name.split(".")[0]

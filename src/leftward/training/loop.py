@@ -23,35 +23,48 @@ import torch
 
 from leftward import files
 from leftward.config import Config
-from leftward.data.batches import Dataset, Windows
+from leftward.data.batches import Dataset, is_dataset, link
+from leftward.data.order import Order, validation
 from leftward.data.prepare import prepare
 from leftward.errors import UserError
 from leftward.formats import hf
 from leftward.formats.model_directory import save_model, save_weights
 from leftward.formats.tensors import DTYPES
+from leftward.generation.decode import decode
+from leftward.generation.settings import Sampling
+from leftward.kernels import native
 from leftward.model.decoder import Decoder
 from leftward.planner import count_parameters
 from leftward.text.tokenizer import Tokenizer
 from leftward.training import checkpoint
 from leftward.training.checkpoint import State
-from leftward.training.loss import bits_per_byte, evaluate, loss_sum
+from leftward.training.loss import bits_per_byte, evaluate, head_loss, tensors
 from leftward.training.optim import Optimizer, parameter_groups
 from leftward.training.precision import choose_device, choose_dtype, physical_memory
-from leftward.training.progress import Interrupted, Observer, Progress
+from leftward.training.progress import Diverged, Interrupted, Observer, Progress
 from leftward.training.recipe import Recipe
 from leftward.training.schedule import Plan, lr_fraction
+from leftward.training.size import TOLERANCE, parse_size
 
 SUMMARY = "summary.json"
 _SAVE_SECONDS = 120.0
 _EVALUATIONS = 10  # over a run, where no interval is given
+_SAMPLE_TOKENS = 60
 
 
-def run(recipe: Recipe, directory: Path, observer: Observer, started: float | None = None) -> dict[str, Any]:
+def run(
+    recipe: Recipe,
+    directory: Path,
+    observer: Observer,
+    started: float | None = None,
+    rate: Callable[[int, Plan, Recipe], float] = lr_fraction,
+) -> dict[str, Any]:
     """Train `recipe` in `directory`, from the newest checkpoint there if there is one, to the end.
 
     Args:
         directory: exists, belongs to this run alone and is locked (see directory.py).
         started: the `time.perf_counter()` that wall_s counts from.
+        rate: the learning rate of a step as a fraction of its peak; another than the recipe's schedule to look for one.
 
     Returns:
         What summary.json holds. Where the run took several sessions, wall_s is the training of the earlier ones and the
@@ -59,13 +72,17 @@ def run(recipe: Recipe, directory: Path, observer: Observer, started: float | No
 
     Raises:
         Interrupted: SIGINT or SIGTERM came, and all is saved; or SIGINT came again before it was.
-        UserError: the data, the disk or the numbers (a loss that is not finite) make going on impossible.
+        UserError: the data or the disk make going on impossible, or the numbers (Diverged).
     """
     started = time.perf_counter() if started is None else started
     device = choose_device(recipe.training.device)
     tokenizer, dataset = _open_data(recipe, directory, observer)
-    with _interruptible(directory) as interrupted:
-        training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted)
+    kernels: contextlib.AbstractContextManager[str] = contextlib.nullcontext("PyTorch's")
+    if device.type == "cpu":
+        kernels = native.in_use()
+        native.keep_freed_memory()
+    with _interruptible(directory) as interrupted, kernels as which:
+        training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted, rate, which)
         if (directory / SUMMARY).exists():
             observer.note(f"the run in {directory} has finished: there is nothing to go on with")
             return dict(files.read_json(directory / SUMMARY))
@@ -88,18 +105,25 @@ class _Training:
         tokenizer: Tokenizer,
         dataset: Dataset,
         interrupted: Callable[[], bool],
+        rate: Callable[[int, Plan, Recipe], float],
+        kernels: str,
     ) -> None:
         self.recipe, self.directory, self.observer, self.device = recipe, directory, observer, device
-        self.dataset, self.interrupted = dataset, interrupted
+        self.dataset, self.interrupted, self.rate = dataset, interrupted, rate
         self.seq_len = recipe.seq_len
-        self.windows = Windows(dataset.train, self.seq_len, recipe.seed)
+        self.order = Order(dataset, self.seq_len, recipe.seed, recipe.data.packing)
+        self.val = validation(dataset, recipe.data.packing)
         self.config = recipe.config(tokenizer.vocab_size)
         _check_fits(recipe, self.config)
         torch.manual_seed(recipe.seed)
         self.decoder = Decoder(self.config).to(device)
         self.n_parameters = self.decoder.n_parameters
+        self.tokenizer = tokenizer
+        self.prompts = {text: _prompt(text, tokenizer, self.config) for text in recipe.training.sample_prompts}
+        self.native = kernels == "native"
         saved = checkpoint.load_latest(directory)
-        metrics = _Metrics(directory / "metrics.jsonl", saved[0] if saved else None)
+        metrics = _Lines(directory / "metrics.jsonl", saved[0] if saved else None)
+        self.samples = _Lines(directory / "samples.jsonl", saved[0] if saved else None) if self.prompts else None
         dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, device)
         self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
         if saved:
@@ -112,14 +136,16 @@ class _Training:
                 elapsed=0.0,
                 dtype=dtype,
                 threads=torch.get_num_threads(),
+                native=self.native,
                 data_fingerprint=dataset.fingerprint,
                 recipe_fingerprint=recipe.fingerprint(),
-                plan=Plan.of(recipe),
+                # Of a mixture, those of the dataset that comes round first.
+                plan=Plan.of(recipe, float(min(part.rows.per_epoch / part.share for part in self.order.sources))),
             )
             save_model(directory, self.config, self.optimizer.weights(), tokenizer)
-        self.model = self._compiled() if recipe.training.compile else self.decoder
+        self.hidden: Callable[..., torch.Tensor] = self._compiled() if recipe.training.compile else self.decoder.hidden
         self.metrics = metrics
-        self.evaluation_seconds = 0.0
+        self.evaluation_seconds = self.data_seconds = 0.0
         self.clock = time.perf_counter() - self.state.elapsed
         self.saved_at = time.perf_counter()
         self._announce()
@@ -130,7 +156,8 @@ class _Training:
         return time.perf_counter() - self.clock
 
     def go_on(self) -> None:
-        """Train until the plan's last step, saving and evaluating on the way."""
+        """Train until the plan's last step, or until patience runs out, saving and evaluating on the way."""
+        self.observer.starting(self.state.step)
         budget = (self.recipe.training.minutes or 0.0) * 60
         while True:
             plan = self.state.plan.settle(self.state.step, self.elapsed, budget, self.recipe)
@@ -145,7 +172,8 @@ class _Training:
             if self.interrupted():
                 self._save()
                 raise Interrupted(self.directory)
-            if is_last:
+            patience = self.recipe.training.patience
+            if is_last or (patience is not None and self.state.stale >= patience):
                 return
             self._step()
 
@@ -154,31 +182,35 @@ class _Training:
         training = recipe.training
         if self.config.dropout:
             torch.manual_seed(int(np.random.SeedSequence([recipe.seed, state.step]).generate_state(1)[0]))
-        windows, position = self.windows.batch(state.position, training.batch_size)
-        tokens = torch.from_numpy(windows).to(self.device)  # [batch_size, seq_len + 1]
-        n_targets = training.batch_size * self.seq_len
-        nats, balance = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        for micro in tokens.split(training.micro_batch_size or training.batch_size):
-            loss = loss_sum(self.model(micro[:, :-1]), micro[:, 1:])
-            charged = loss / n_targets
+        began = time.perf_counter()
+        batch, position = self.order.batch(state.position, training.batch_size)
+        self.data_seconds = time.perf_counter() - began
+        n_targets = max(1, batch.n_targets)
+        inputs, targets, documents = tensors(batch, self.device)  # [batch_size, seq_len]
+        mean, balance = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        micro = training.micro_batch_size or training.batch_size
+        for start in range(0, training.batch_size, micro):
+            rows = slice(start, start + micro)
+            hidden = self.hidden(inputs[rows], documents=None if documents is None else documents[rows])
+            loss = head_loss(self.decoder, hidden, targets[rows], n_targets)
             if self.config.n_experts:
-                unevenness = self.decoder.balance_loss() * (len(micro) / training.batch_size)
-                charged = charged + training.balance_loss * unevenness
+                unevenness = self.decoder.balance_loss() * (micro / training.batch_size)
                 balance += unevenness.detach()
-            charged.backward()
+                (loss + training.balance_loss * unevenness).backward()
+            else:
+                loss.backward()
             self.optimizer.accumulate()
-            nats += loss.detach()
-        mean = nats.item() / n_targets
-        fraction = lr_fraction(state.step, state.plan, recipe)
+            mean += loss.detach()
+        fraction = self.rate(state.step, state.plan, recipe)
         grad_norm = self.optimizer.step(fraction)
-        if not (math.isfinite(mean) and math.isfinite(grad_norm)):  # before anything of this step can be saved
-            raise UserError(
-                f"the loss became {mean} and its gradient's norm {grad_norm} at step {state.step + 1}; what "
+        if not (mean.isfinite() and math.isfinite(grad_norm)):  # before anything of this step can be saved
+            raise Diverged(
+                f"the loss became {mean.item()} and its gradient's norm {grad_norm} at step {state.step + 1}; what "
                 f"{self.directory} holds was saved before. Lower optimizer.lr and optimizer.adamw_lr, or lengthen "
                 "schedule.warmup_steps"
             )
         self.state = replace(state, step=state.step + 1, position=position, tokens=state.tokens + n_targets)
-        self._report(mean, fraction, grad_norm, balance.item() if self.config.n_experts else None)
+        self._report(mean.item(), fraction, grad_norm, balance.item() if self.config.n_experts else None)
 
     def _report(self, loss: float, fraction: float, grad_norm: float, balance: float | None) -> None:
         state, elapsed, train = self.state, self.elapsed, self.dataset.train
@@ -194,6 +226,7 @@ class _Training:
             tokens=state.tokens,
             tokens_per_second=state.tokens / elapsed,
             elapsed=elapsed,
+            data_seconds=self.data_seconds,
             eta=max(0.0, budget - elapsed) if to_come is None else to_come * elapsed / state.step,
         )
         if state.step % self.recipe.training.log_interval == 0 or to_come == 0:
@@ -215,9 +248,9 @@ class _Training:
             return False
         if training.eval_interval is not None:
             return step % training.eval_interval == 0
-        if training.max_steps is not None:
-            return step % max(1, training.max_steps // _EVALUATIONS) == 0
-        assert training.minutes is not None
+        if training.minutes is None:
+            assert self.state.plan.max_steps is not None
+            return step % max(1, self.state.plan.max_steps // _EVALUATIONS) == 0
         # A tenth of the budget apart, and where the validation text is long never more than a fifth of the time.
         apart = max(training.minutes * 60 / _EVALUATIONS, 4 * self.evaluation_seconds)
         return self.elapsed - self.state.evaluated_at >= apart
@@ -231,7 +264,7 @@ class _Training:
     def _save(self) -> None:
         self.state = replace(self.state, elapsed=self.elapsed)
         if not all(weight.isfinite().all() for weight in self.optimizer.masters.values()):
-            raise UserError(
+            raise Diverged(
                 f"weights became infinite at step {self.state.step}; what {self.directory} holds was saved before. "
                 "Lower optimizer.lr, optimizer.adamw_lr or optimizer.weight_decay"
             )
@@ -242,15 +275,21 @@ class _Training:
 
     def _evaluate(self) -> None:
         began = self.elapsed
-        evaluation = evaluate(self.decoder, self.dataset.val, self.seq_len, self.device, self.interrupted)
+        evaluation = evaluate(self.decoder, self.val, self.seq_len, self.device, self.interrupted)
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
         self.evaluation_seconds = self.elapsed - began
         if not math.isfinite(evaluation.loss):
-            raise UserError(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
-        self.state = replace(self.state, evaluated_at=self.elapsed, evaluated_step=step, last_loss=evaluation.loss)
+            raise Diverged(f"the validation loss is {evaluation.loss} at step {step}; what was best before stays")
         is_best = best is None or evaluation.loss < best
+        self.state = replace(
+            self.state,
+            evaluated_at=self.elapsed,
+            evaluated_step=step,
+            last_loss=evaluation.loss,
+            stale=0 if is_best else self.state.stale + 1,
+        )
         if is_best:
             self.state = replace(self.state, best_step=step, best_loss=evaluation.loss)
             self._publish()
@@ -262,6 +301,22 @@ class _Training:
             elapsed_s=round(self.elapsed, 3),
         )
         self.observer.evaluated(step, evaluation, is_best)
+        self._sample()
+
+    def _sample(self) -> None:
+        """Let the model go on with the recipe's prompts. Seeded by the run, and apart from its other randomness."""
+        if self.samples is None:
+            return
+        self.decoder.eval()
+        sampling = [Sampling(max_tokens=_SAMPLE_TOKENS, seed=self.recipe.seed)] * len(self.prompts)
+        eos = [] if self.tokenizer.eos_id is None else [self.tokenizer.eos_id]
+        texts = [""] * len(self.prompts)
+        for event in decode(self.decoder, self.tokenizer, [*self.prompts.values()], sampling, eos_ids=eos):
+            texts[event.row] += event.text
+        self.decoder.train()
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            self.samples.write(step=self.state.step, prompt=prompt, text=text)
+            self.observer.sampled(self.state.step, prompt, text)
 
     def _publish(self) -> None:
         """Put the weights as they are now into the run directory, which is a model directory."""
@@ -286,18 +341,24 @@ class _Training:
                 f"this run computed with {state.threads} CPU threads, now there are {torch.get_num_threads()}: "
                 "results can differ in the last bits (OMP_NUM_THREADS sets the number)"
             )
+        if state.native != self.native:
+            self.observer.note(
+                "this run was begun " + ("with" if state.native else "without") + " native kernels, and "
+                f"goes on {'with' if self.native else 'without'}: results can differ in the last bits"
+            )
 
-    def _compiled(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The decoder through torch.compile, or plain where that fails. The weights' names stay the decoder's."""
-        compiled = torch.compile(self.decoder)
+    def _compiled(self) -> Callable[..., torch.Tensor]:
+        """`Decoder.hidden` through torch.compile, or plain where that fails."""
+        compiled = torch.compile(self.decoder.hidden)
         training = self.recipe.training
         shape = (training.micro_batch_size or training.batch_size, self.seq_len)
         sample = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        documents = sample if self.val.is_apart else None
         try:
-            loss_sum(compiled(sample), sample).backward()
+            head_loss(self.decoder, compiled(sample, documents=documents), sample).backward()
         except Exception as error:  # whatever a compiler back end may raise
             self.observer.note(f"torch.compile failed ({type(error).__name__}); training without it")
-            return self.decoder
+            return self.decoder.hidden
         finally:
             self.decoder.zero_grad()
         return compiled
@@ -311,6 +372,11 @@ class _Training:
             f"model: {self.n_parameters:,} parameters: {config.n_layers} layers × {config.d_model} wide, "
             f"{config.n_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size:,}"
         )
+        if recipe.size is not None and abs(self.n_parameters / parse_size(recipe.size) - 1) > TOLERANCE:
+            note(
+                f"that is not the size of {recipe.size} for which the recipe was made, since its vocabulary was not "
+                f"known: set tokenizer.vocab_size={config.vocab_size} beside the size"
+            )
         rule = "Muon" if recipe.optimizer.name == "muon" else f"weight decay {recipe.optimizer.weight_decay}"
         note(f"optimizer: {rule} for {decayed:,} of them in matrices, AdamW without decay for the rest")
         train, val = self.dataset.train, self.dataset.val
@@ -318,23 +384,35 @@ class _Training:
             f"data: {len(train):,} tokens of {train.documents:,} documents to train on, {len(val):,} of "
             f"{val.documents:,} to validate; {recipe.training.batch_size * self.seq_len:,} tokens a step"
         )
-        if recipe.training.max_steps is not None:
-            epochs = recipe.training.max_steps * recipe.training.batch_size / self.windows.per_epoch
-            note(f"plan: {recipe.training.max_steps:,} steps, {epochs:.1f} times through the training data")
-        note(f"computing in {self.state.dtype} on {self.device.type}, {torch.get_num_threads()} threads")
+        if self.val.is_apart:
+            note(f"packing: whole documents fill {self.order.filling:.1%} of the sequences")
+        steps, asked = self.state.plan.max_steps, recipe.training.max_steps
+        if steps is not None and recipe.training.minutes is None:
+            epochs = self.order.epochs(steps * recipe.training.batch_size)
+            times = [f"{times:.1f} times through {name}" for name, times in epochs.items()]
+            if len(times) == 1:
+                times = [f"{next(iter(epochs.values())):.1f} times through the training data"]
+            fewer = f", where max_epochs ends it; max_steps is {asked:,}" if asked and asked > steps else ""
+            note(f"plan: {steps:,} steps, {', '.join(times)}{fewer}")
+        note(
+            f"computing in {self.state.dtype} on {self.device.type}, {torch.get_num_threads()} threads, "
+            f"{'native' if self.state.native else 'plain'} kernels"
+        )
         if hf.family_of(self.config) is None:
             note("no Hugging Face class has this architecture: the run directory will load in leftward only")
 
     def summary(self, wall_s: float) -> dict[str, Any]:
-        state, val = self.state, self.dataset.val
+        state, val = self.state, self.val
         assert state.best_loss is not None
         return {
             "val_loss": state.best_loss,
-            "val_bits_per_byte": bits_per_byte(state.best_loss * (len(val) - 1), val.bytes),
+            "val_bits_per_byte": bits_per_byte(state.best_loss * val.n_targets, val.bytes),
             "best_step": state.best_step,
             "final_val_loss": state.last_loss,
             "steps": state.step,
+            "stopped_early": state.step != state.plan.max_steps,
             "tokens": state.tokens,
+            "epochs": self.order.epochs(state.position),
             "params": self.n_parameters,
             "wall_s": round(wall_s, 3),
             "training_s": round(self.elapsed, 3),
@@ -344,8 +422,9 @@ class _Training:
         }
 
 
-class _Metrics:
-    """metrics.jsonl: a line a logged step and a line an evaluation, appended; never beyond what is saved and redone."""
+class _Lines:
+    """metrics.jsonl, a line a logged step and a line an evaluation, or samples.jsonl: appended, never beyond what is
+    saved and redone."""
 
     def __init__(self, path: Path, state: State | None) -> None:
         """Keep the lines up to `state`; what an interrupted run wrote after its checkpoint will come again.
@@ -372,9 +451,23 @@ def _is_before(line: str, state: State) -> bool:
     """Whether a run that goes on from `state` will not write this line again."""
     try:
         values = json.loads(line)
-        return bool(values["step"] <= (state.evaluated_step if "val_loss" in values else state.step))
+        return bool(values["step"] <= (state.step if "loss" in values else state.evaluated_step))
     except (ValueError, KeyError, TypeError):  # cut short by a kill
         return False
+
+
+def _prompt(text: str, tokenizer: Tokenizer, config: Config) -> list[int]:
+    """The ids of one of the recipe's sample_prompts. Raises: UserError, before training begins."""
+    try:
+        ids = tokenizer.encode(text, add_bos=True)
+    except UserError as error:
+        raise UserError(f"training.sample_prompts: {error}") from None
+    if not 0 < len(ids) < config.max_seq_len:
+        raise UserError(
+            f"training.sample_prompts: {text[:40]!r} has {len(ids)} tokens; there must be 1 at least, and fewer than "
+            f"the context of {config.max_seq_len}"
+        )
+    return ids
 
 
 def _check_fits(recipe: Recipe, config: Config) -> None:
@@ -402,7 +495,14 @@ def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tok
                 f"{tokens / 'tokenizer.json'} is not the tokenizer that the tokens beside it were made with"
             )
         return tokenizer, dataset
-    tokenizer, dataset = prepare(recipe.data_settings(), tokens, seed=recipe.seed, on_progress=observer.preparing)
+    settings = recipe.data_settings()
+    if recipe.data.mix is not None or any(map(is_dataset, settings.paths)):
+        recipe.check_takes_prepared(settings.paths[0])
+        if recipe.data.mix is None and len(settings.paths) > 1:
+            raise UserError("data.path names prepared data and more: give each directory a weight with data.mix")
+        dataset = link(recipe.data.mix or {settings.paths[0]: 1.0}, tokens)
+        return Tokenizer.load(tokens), dataset
+    tokenizer, dataset = prepare(settings, tokens, seed=recipe.seed, on_progress=observer.preparing)
     for note in dataset.notes:
         observer.note(note)
     return tokenizer, dataset

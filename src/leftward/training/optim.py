@@ -6,13 +6,14 @@ anew after every step, and gradients are summed over micro-batches in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
+from torch.optim.adamw import adamw as adamw_of_torch
 
 from leftward.errors import UserError
+from leftward.kernels import functions, native
 from leftward.model.decoder import Decoder
 from leftward.training.recipe import OptimizerSection
 
@@ -48,6 +49,7 @@ class Optimizer:
             name: p if dtype == torch.float32 else nn.Parameter(p.detach().clone()) for name, p in self._working.items()
         }
         decoder.to(dtype)
+        self.grads: dict[str, Tensor] = {}
         groups = parameter_groups(decoder)
         undecayed = groups["embeddings"] + groups["vectors"]
         uses_muon = settings.name == "muon"
@@ -65,16 +67,15 @@ class Optimizer:
             self._state["step"] |= {name: torch.zeros((), device=self.masters[name].device) for name in names}
 
     def accumulate(self) -> None:
-        """Take the gradients that a backward pass left on the decoder."""
+        """Take the gradients that a backward pass left on the decoder. Those of one pass stay in its dtype; of several
+        they are summed in fp32."""
         for name, working in self._working.items():
-            master = self.masters[name]
-            if working is master:
-                continue
             assert working.grad is not None, name
-            if master.grad is None:
-                master.grad = working.grad.float()
-            else:
-                master.grad.add_(working.grad)
+            if working.dtype == torch.float32:  # autograd adds the next ones to it by itself
+                self.grads[name] = working.grad
+                continue
+            held = self.grads.get(name)
+            self.grads[name] = working.grad if held is None else held.float().add_(working.grad)
             working.grad = None
 
     @torch.no_grad()
@@ -84,46 +85,38 @@ class Optimizer:
         Returns:
             The norm of the whole gradient before clipping.
         """
-        masters, settings = list(self.masters.values()), self._settings
-        norm = nn.utils.get_total_norm([master.grad for master in masters if master.grad is not None])
-        if settings.grad_clip:
-            nn.utils.clip_grads_with_norm_(masters, settings.grad_clip, norm)
+        settings, grads = self._settings, self.grads
+        norm = _total_norm(list(grads.values()))
+        clipped = min(1.0, settings.grad_clip / (norm + 1e-6)) if settings.grad_clip else 1.0
         for names in self._muon:
             muon(
                 *self._columns(names, "momentum_buffer"),
+                grad_scale=clipped,
                 lr=settings.lr * lr_fraction,
                 momentum=settings.momentum,
                 weight_decay=settings.weight_decay,
                 dtype=self._dtype,
             )
+            self._round(names)
         for names, weight_decay in self._adamw:
-            parameters, grads, averages, squares, steps = self._columns(names, "exp_avg", "exp_avg_sq", "step")
             adamw(
-                parameters,
-                grads,
-                averages,
-                squares,
-                max_exp_avg_sqs=[],
-                state_steps=steps,
-                fused=True,
-                amsgrad=False,
-                beta1=settings.betas[0],
-                beta2=settings.betas[1],
+                *self._columns(names, "exp_avg", "exp_avg_sq", "step"),
+                copies=[self._working[name] for name in names],
+                grad_scale=clipped,
                 lr=settings.adamw_lr * lr_fraction,
+                betas=settings.betas,
                 weight_decay=weight_decay,
-                eps=1e-8,
-                maximize=False,
             )
-        for master in masters:
-            master.grad = None
-        self._refresh()
-        return float(norm)
+        grads.clear()
+        for working in self._working.values():
+            working.grad = None
+        return norm
 
     @torch.no_grad()
-    def _refresh(self) -> None:
+    def _round(self, names: Iterable[str]) -> None:
         """Give the decoder new rounded copies of the masters."""
         if self._dtype != torch.float32:
-            torch._foreach_copy_(list(self._working.values()), list(self.masters.values()))
+            torch._foreach_copy_([self._working[name] for name in names], [self.masters[name] for name in names])
 
     def weights(self) -> dict[str, Tensor]:
         """The fp32 weights under the decoder's names."""
@@ -141,14 +134,69 @@ class Optimizer:
                 raise UserError("the checkpoint holds other tensors than this recipe's model and optimizer have")
             for name, tensor in ours.items():
                 tensor.copy_(theirs[name])
-        self._refresh()
+        self._round(self.masters)
 
     def _columns(self, names: list[str], *slots: str) -> list[list[Tensor]]:
         """The masters of `names`, their gradients, and what the update rule keeps of each in `slots`."""
-        masters = [self.masters[name] for name in names]
-        grads = [master.grad for master in masters if master.grad is not None]
-        assert len(grads) == len(masters)
-        return [[*masters], grads, *([self._state[slot][name] for name in names] for slot in slots)]
+        return [
+            [self.masters[name].detach() for name in names],
+            [self.grads[name] for name in names],
+            *([self._state[slot][name] for name in names] for slot in slots),
+        ]
+
+
+def _total_norm(grads: list[Tensor]) -> float:
+    if all(map(native.serves, grads)):
+        return functions.norm(grads)
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2, torch.float32))))
+
+
+def adamw(
+    parameters: list[Tensor],
+    grads: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    copies: list[Tensor],
+    grad_scale: float,
+    lr: float,
+    betas: Sequence[float],
+    weight_decay: float,
+    eps: float = 1e-8,
+) -> None:
+    """One step of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), and `copies` become the parameters, rounded to
+    their dtype. Gradients may be of any dtype; they count times `grad_scale`."""
+    if all(map(native.serves, parameters)) and all(map(native.serves, grads)):
+        for parameter, grad, average, square, step, copy in zip(
+            parameters, grads, averages, squares, steps, copies, strict=True
+        ):
+            step += 1
+            corrections = (1 - beta ** step.item() for beta in betas)
+            rounded = copy if copy.dtype == torch.bfloat16 else None
+            native.call(
+                *("adamw", grad.dtype, parameter, grad.contiguous(), average, square, rounded, grad.numel()),
+                *(grad_scale, lr, *map(float, betas), eps, float(weight_decay), *corrections),
+            )
+        return
+    scaled = [grad.float() if grad_scale == 1.0 else grad.float() * grad_scale for grad in grads]
+    adamw_of_torch(
+        parameters,
+        scaled,
+        averages,
+        squares,
+        max_exp_avg_sqs=[],
+        state_steps=steps,
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+    )
+    torch._foreach_copy_(copies, parameters)
 
 
 def muon(
@@ -156,6 +204,7 @@ def muon(
     grads: list[Tensor],
     buffers: list[Tensor],
     *,
+    grad_scale: float = 1.0,
     lr: float,
     momentum: float,
     weight_decay: float,
@@ -169,6 +218,7 @@ def muon(
     decay; the same function as torch.optim.Muon (a test holds them together), but for the batch.
     """
     rows, columns = parameters[0].shape[-2:]
+    grads = [grad.float() if grad_scale == 1.0 else grad.float() * grad_scale for grad in grads]
     torch._foreach_lerp_(buffers, grads, 1 - momentum)
     nesterov = torch._foreach_lerp(grads, buffers, momentum)
     stacked = torch.stack(nesterov)

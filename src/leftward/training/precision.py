@@ -37,11 +37,11 @@ def choose_dtype(name: str, device: torch.device) -> str:
     """
     if name != "auto":
         return name
-    seconds = _product_seconds(512 if device.type == "cpu" else 4096, device)
+    seconds = product_seconds(512 if device.type == "cpu" else 4096, device)
     return "bf16" if seconds["bf16"] * 1.5 < seconds["fp32"] else "fp32"
 
 
-def _product_seconds(size: int, device: torch.device) -> dict[str, float]:
+def product_seconds(size: int, device: torch.device) -> dict[str, float]:
     """The best time of a square product in each dtype, taken in turn so that a busy moment hits both."""
     square = torch.ones(size, size, device=device)
     squares = {kind: square.to(dtype) for kind, dtype in DTYPES.items()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from leftward.errors import UserError
 
 if TYPE_CHECKING:
     from leftward.training.loss import Evaluation
@@ -17,6 +20,10 @@ class Interrupted(Exception):
         super().__init__(f"the run in {directory} was interrupted")
         self.directory = directory
         self.saved = saved
+
+
+class Diverged(UserError):
+    """The numbers of a run are no numbers any more: its learning rate is too high."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class Progress:
     """Trained on so far."""
     tokens_per_second: float
     elapsed: float
+    data_seconds: float
+    """That the step waited for its tokens."""
     eta: float
     """Seconds to the end, as far as it can be told."""
 
@@ -48,8 +57,45 @@ class Observer:
     def preparing(self, stage: str, done: int, total: int | None) -> None:
         """`done` bytes of text are read or encoded."""
 
+    def starting(self, step: int) -> None:
+        """The steps after `step` are about to come; 0 in a new run."""
+
     def stepped(self, progress: Progress) -> None:
         """An optimizer step was made."""
 
     def evaluated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
         """The validation split was gone through."""
+
+    def sampled(self, step: int, prompt: str, text: str) -> None:
+        """The model went on with one of the recipe's sample_prompts."""
+
+
+class Several(Observer):
+    """Tells each of `observers`."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def note(self, text: str) -> None:
+        for observer in self._observers:
+            observer.note(text)
+
+    def preparing(self, stage: str, done: int, total: int | None) -> None:
+        for observer in self._observers:
+            observer.preparing(stage, done, total)
+
+    def starting(self, step: int) -> None:
+        for observer in self._observers:
+            observer.starting(step)
+
+    def stepped(self, progress: Progress) -> None:
+        for observer in self._observers:
+            observer.stepped(progress)
+
+    def evaluated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        for observer in self._observers:
+            observer.evaluated(step, evaluation, is_best)
+
+    def sampled(self, step: int, prompt: str, text: str) -> None:
+        for observer in self._observers:
+            observer.sampled(step, prompt, text)

@@ -25,6 +25,7 @@ from leftward.data.settings import Settings
 from leftward.errors import UserError, nearest
 from leftward.overrides import YAML_FAULTS, parse_yaml
 from leftward.presets import preset_settings
+from leftward.training import size as sizes
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Paths = str | list[str]
@@ -41,7 +42,13 @@ class DataSection(Section):
 
     path: Paths | None = None
     """A file, directory, glob, "-" (standard input), "builtin:python-reference", or a list of them. Plain text, .jsonl
-    and .parquet, each also as .gz or .zst."""
+    and .parquet, each also as .gz or .zst. Or a directory that `leftward data prepare` has made."""
+    mix: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """Instead of path: several directories that `leftward data prepare` has made, each with a weight. Tokens are drawn
+    in this proportion: {data/web: 0.7, data/code: 0.3}."""
+    packing: Literal["concatenate", "documents"] = "concatenate"
+    """What a training sequence is. concatenate: a window on all documents one behind the other, each of which sees the
+    ones before it. documents: whole documents, as they fit, which don't see each other."""
     val_path: Paths | None = None
     """Text to validate on; without it, a part of `path` is held out."""
     text_field: str = "text"
@@ -52,6 +59,8 @@ class DataSection(Section):
     """What to do with a line of .jsonl that cannot be read: stop and name it, or skip and count it."""
     val_fraction: Fraction = 0.1
     """The share of the text held out for validation, by whole documents (the tail, where there is only one)."""
+    dedup: Literal["none", "exact", "near"] = "none"
+    """Leave out documents that are copies of another one: exact ones; near ones too (pip install 'leftward[dedup]')."""
 
 
 class TokenizerSection(Section):
@@ -104,10 +113,13 @@ class TrainingSection(Section):
     """How long, in what portions, and in which arithmetic."""
 
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """Optimizer steps. null: as many as fit in `minutes`."""
+    """Optimizer steps. null: as many as fit in `minutes` or `max_epochs`."""
+    max_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Times through the training text after which the run ends, where max_steps does not end it sooner. Of a mixture,
+    through whichever comes round first."""
     minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Wall time to train for; the number of steps is settled from the measured speed when the decay has to begin.
-    null, and no max_steps either: 5."""
+    null, and no other end either: 5."""
     seq_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens in a training sequence. null: the model's max_seq_len."""
     batch_size: Annotated[int, Field(ge=1)] = 16
@@ -116,6 +128,10 @@ class TrainingSection(Section):
     """Sequences in memory at a time; the rest of the batch is accumulated. null: all."""
     eval_interval: Annotated[int, Field(ge=0)] | None = None
     """Steps between evaluations over the whole validation split. null: ten over the run; 0: only at the end."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """End the run after so many evaluations in a row without a better one. null: never."""
+    sample_prompts: list[str] = []
+    """Texts that the model goes on with after each evaluation, into RUN/samples.jsonl. "": a new text."""
     save_interval: Annotated[int, Field(ge=1)] | None = None
     """Steps between checkpoints. null: at each evaluation, and at least every 2 minutes."""
     balance_loss: Annotated[float, Field(ge=0)] = 0.01
@@ -133,9 +149,19 @@ class TrainingSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_an_end(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("max_steps") is None and values.get("minutes") is None:
+        if isinstance(values, dict) and all(values.get(end) is None for end in ("max_steps", "max_epochs", "minutes")):
             return {**values, "minutes": 5.0}
         return values
+
+
+class LoggingSection(Section):
+    """Who is told of a run beside metrics.jsonl. May be changed between the sessions of a run."""
+
+    trackers: list[Literal["tensorboard", "wandb"]] = []
+    """tensorboard: into RUN/tensorboard. wandb: Weights & Biases, as `wandb login` and its environment variables say.
+    Each needs its extra: pip install 'leftward[tensorboard]'."""
+    project: str = "leftward"
+    """wandb only: where the run is listed."""
 
 
 class Recipe(Section):
@@ -144,6 +170,9 @@ class Recipe(Section):
     out: str | None = None
     """The run directory. null: runs/ and the name of the data, numbered."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    size: int | str | None = None
+    """About how many parameters: 10M, 1.5B. Settles what is left open of vocabulary, shape, batch, rates and length
+    (docs/training.md); what it settled stands below like anything that was given."""
     data: DataSection = DataSection()
     tokenizer: TokenizerSection = TokenizerSection()
     model: dict[str, Any] = {}
@@ -152,30 +181,36 @@ class Recipe(Section):
     training: TrainingSection = TrainingSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+    logging: LoggingSection = LoggingSection()
 
     @model_validator(mode="before")
     @classmethod
-    def _preset_spelled_out(cls, values: Any) -> Any:
-        """So that the saved recipe says what the model is, whatever presets become later."""
-        model = values.get("model") if isinstance(values, dict) else None
-        if not isinstance(model, dict) or "preset" not in model:
+    def _spelled_out(cls, values: Any) -> Any:
+        """So that the saved recipe says what is trained, whatever presets and the rules of sizes become later."""
+        if not isinstance(values, dict):
+            return values
+        values = with_preset(values)
+        if values.get("size") is None:
             return values
         try:
-            preset = preset_settings(model["preset"])
+            return sizes.spelled_out(values)
+        except ConfigError as error:
+            raise ValueError("; ".join(_model_problems(error))) from None
         except UserError as error:
-            raise ValueError(f"model.preset: {error}") from None
-        fields = {**preset, **{key: value for key, value in model.items() if key != "preset"}}
-        if "vocab_size" not in model:
-            fields.pop("vocab_size", None)
-        return {**values, "model": fields}
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Recipe:
         training, schedule = self.training, self.schedule
         problems = []
-        if training.max_steps is not None and training.minutes is not None:
+        for end in ("max_steps", "max_epochs"):
+            if getattr(training, end) is not None and training.minutes is not None:
+                problems.append(
+                    f"training.{end} and training.minutes both say when to end: give one, and null for the other"
+                )
+        if training.patience is not None and training.eval_interval == 0:
             problems.append(
-                "training.max_steps and training.minutes both say when to end: give one, and null for the other"
+                "training.patience counts evaluations, and with eval_interval 0 there is one: set it higher"
             )
         if training.minutes is not None and schedule.decay == "cosine":
             problems.append("training.minutes needs schedule.decay trapezoid or constant: a cosine must know its end")
@@ -187,19 +222,20 @@ class Recipe(Section):
         if micro is not None and training.batch_size % micro:
             problems.append(f"training.batch_size {training.batch_size} is not divisible by micro_batch_size {micro}")
         if self.optimizer.name == "adamw" and self.optimizer.lr != OptimizerSection().lr:
-            problems.append("optimizer.lr is Muon's: with optimizer.name adamw set optimizer.adamw_lr")
-        if not _as_tuple(self.data.path) or "" in _as_tuple(self.data.path):
+            problems.append(
+                "optimizer.lr is Muon's: with optimizer.name adamw set optimizer.adamw_lr, and leave optimizer.lr at "
+                f"{OptimizerSection().lr}"
+            )
+        if self.data.mix is not None and self.data.path is not None:
+            problems.append("data.path and data.mix both say what to train on: give one, and null for the other")
+        if not _as_tuple(self.data.path or list(self.data.mix or ())) or "" in _as_tuple(self.data.path):
             problems.append("data.path is missing: give the text to train on (--data PATH)")
         if "vocab_size" in self.model:
             problems.append("model.vocab_size comes from the tokenizer: set tokenizer.vocab_size")
         try:
             config = self.config(vocab_size=1)
         except ConfigError as error:
-            unknown = "unknown key "
-            problems += [
-                f"{unknown}model.{problem.removeprefix(unknown)}" if problem.startswith(unknown) else f"model.{problem}"
-                for problem in str(error).split("; ")
-            ]
+            problems += _model_problems(error)
         else:
             if training.seq_len is not None and training.seq_len > config.max_seq_len:
                 problems.append(f"training.seq_len {training.seq_len} is above model.max_seq_len {config.max_seq_len}")
@@ -211,8 +247,13 @@ class Recipe(Section):
         return Config.from_dict({**self.model, "vocab_size": vocab_size})
 
     def fingerprint(self) -> str:
-        """Equal for recipes that give the same run, wherever it is kept."""
-        values = {**self.model_dump(exclude={"out"}), "model": self.config(vocab_size=1).to_dict()}
+        """Equal for recipes that give the same run, wherever it is kept and whoever is told of it.
+
+        Of what is not at its default, so that fields that are added later change no fingerprint.
+        """
+        values = self.model_dump(exclude={"out", "size", "model", "logging"}, exclude_defaults=True)
+        default = Config(vocab_size=1).to_dict()
+        values["model"] = {k: v for k, v in self.config(vocab_size=1).to_dict().items() if v != default[k]}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     @property
@@ -223,17 +264,30 @@ class Recipe(Section):
     def data_settings(self) -> Settings:
         """What the data floor needs of this recipe."""
         return Settings(
-            paths=_as_tuple(self.data.path),
+            paths=_as_tuple(self.data.path or list(self.data.mix or ())),
             val_paths=_as_tuple(self.data.val_path),
             text_field=self.data.text_field,
             document_separator=self.data.document_separator,
             bad_lines=self.data.bad_lines,
             val_fraction=self.data.val_fraction,
+            dedup=self.data.dedup,
             tokenizer=self.tokenizer.kind,
             vocab_size=self.tokenizer.vocab_size,
             special_tokens=tuple(self.tokenizer.special_tokens),
             byte_fallback=self.tokenizer.byte_fallback,
         )
+
+    def check_takes_prepared(self, path: str) -> None:
+        """Raises: UserError where a field says how to prepare text, and the directory `path` holds tokens already."""
+        data, tokenizer = ({**section.model_dump(exclude_defaults=True)} for section in (self.data, self.tokenizer))
+        asked = [f"data.{name}" for name in data if name not in ("path", "mix", "packing")]
+        # A size asks for a vocabulary too, but as a wish.
+        asked += [f"tokenizer.{name}" for name in tokenizer if name != "vocab_size" or self.size is None]
+        if asked:
+            raise UserError(
+                f"{path} is prepared already, so {asked[0]} has no effect: leave it out, or prepare the text again "
+                "with it (leftward data prepare)"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -247,6 +301,28 @@ class Recipe(Section):
     def to_yaml(self) -> str:
         """The recipe whole, each field with its meaning as a comment."""
         return "\n".join(_commented(self)) + "\n"
+
+
+def read_recipe(name: Path | str) -> dict[str, Any]:
+    """The fields of a .yaml file, or of the recipe of this name that comes with leftward. Raises: UserError."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return read_yaml(path)
+    ours = recipes()
+    if str(name) in ours:
+        return read_yaml(ours[str(name)])
+    raise UserError(
+        f"{name} is neither a recipe file (.yaml) nor one that comes with leftward ({', '.join(ours)}): text to train "
+        "on goes behind --data, a glob in quotes, and settings are written key.sub=value without spaces"
+    )
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with leftward, by name."""
+    # The wheel has them inside the package, a checkout beside src/.
+    package = Path(__file__).parents[1]
+    directory = next((d for d in (package / "recipes", package.parents[1] / "recipes") if d.is_dir()), package)
+    return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -264,6 +340,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path} is not a recipe: it must be a mapping of names to values")
     return values
+
+
+def with_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """`model.preset` spelled out. Raises: ValueError, as pydantic wants it."""
+    model = values.get("model")
+    if not isinstance(model, dict) or "preset" not in model:
+        return values
+    try:
+        preset = preset_settings(model["preset"])
+    except UserError as error:
+        raise ValueError(f"model.preset: {error}") from None
+    fields = {**preset, **{key: value for key, value in model.items() if key != "preset"}}
+    if "vocab_size" not in model:
+        fields.pop("vocab_size", None)
+    return {**values, "model": fields}
+
+
+def _model_problems(error: ConfigError) -> list[str]:
+    """A Config's problems with its fields as a recipe names them."""
+    unknown = "unknown key "
+    return [
+        f"{unknown}model.{problem.removeprefix(unknown)}" if problem.startswith(unknown) else f"model.{problem}"
+        for problem in str(error).split("; ")
+    ]
 
 
 def _as_tuple(paths: Paths | None) -> tuple[str, ...]:
@@ -288,7 +388,7 @@ def _explain(problem: Any) -> str:
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-_SECTIONS = ("data", "tokenizer", "model", "training", "optimizer", "schedule")
+_SECTIONS = ("data", "tokenizer", "model", "training", "optimizer", "schedule", "logging")
 
 
 def _fields_of(place: list[str]) -> list[str]:
@@ -353,5 +453,8 @@ def _type_name(annotation: Any) -> str:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(_type_name(part) for part in typing.get_args(annotation))
     if typing.get_origin(annotation) is list:
-        return f"list of {typing.get_args(annotation)[0].__name__}"
-    return "" if typing.get_origin(annotation) is dict else str(getattr(annotation, "__name__", annotation))
+        return "list of " + _type_name(typing.get_args(annotation)[0]).removeprefix("one of ")
+    if typing.get_origin(annotation) is dict:
+        value = typing.get_args(annotation)[1]
+        return "" if value is Any else f"mapping to {_type_name(value)}"
+    return str(getattr(annotation, "__name__", annotation))

@@ -18,13 +18,18 @@ class Plan:
     max_steps: int | None
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Plan:
-        max_steps, schedule = recipe.training.max_steps, recipe.schedule
-        warmup = schedule.warmup_steps
+    def of(cls, recipe: Recipe, epoch_rows: float) -> Plan:
+        """Of a run on a training split of `epoch_rows` sequences."""
+        training, schedule = recipe.training, recipe.schedule
+        max_steps, warmup = training.max_steps, schedule.warmup_steps
+        if training.max_epochs is not None:
+            steps = max(1, round(training.max_epochs * epoch_rows / training.batch_size))
+            max_steps = min(steps, max_steps or steps)
         if warmup is None:
             warmup = 10 if max_steps is None else min(10, -(-max_steps // 10))
         if max_steps is None:
             return cls(warmup, None, None)
+        warmup = min(warmup, max_steps)
         falling = {"trapezoid": schedule.decay_fraction, "cosine": 1.0, "constant": 0.0}[schedule.decay]
         return cls(warmup, max(warmup, round(max_steps * (1 - falling))), max_steps)
 

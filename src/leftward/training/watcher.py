@@ -77,6 +77,9 @@ class Watcher(training.Observer):
             f"step {step:,}: validation loss {evaluation.loss:.4f}, {evaluation.bits_per_byte:.4f} bits/byte{worse}"
         )
 
+    def sampled(self, step: int, prompt: str, text: str) -> None:
+        self.note(f"  {' '.join((prompt + text).split())}")
+
     def _safely(self, show: Callable[[], object]) -> None:
         """Nothing that becomes of stderr (a closed pipe, a full disk) may end the run that it tells of."""
         if self._is_blind:

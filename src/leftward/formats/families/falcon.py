@@ -1,6 +1,10 @@
 """Falcon (Almazrouei et al. 2023, arXiv 2311.16867): side by side, with one key/value head or a few.
 
-Its generations name the norms of a block differently: 7B has one norm, 40B two.
+Its generations name the norms of a block differently: 7B has one norm, 40B two. The RW models (Penedo et al. 2023,
+arXiv 2306.01116) have ALiBi, with slopes that are scaled as scores are. transformers rounds a slope and its product
+with the key's place to bf16, in models of any dtype: a score then depends on where in the sequence its two tokens are,
+and keys far from the beginning share one. Here, as in vLLM, only their distance counts. Both say the same where nothing
+is rounded: up to 8 heads and 256 tokens.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from leftward.config import Config
+from leftward.errors import UserError
 from leftward.formats.families.gpt2 import ACTIVATIONS
 from leftward.formats.family import QKV_GROUPED, VOCABULARY, Family, Json, Row, Rule, Setting
 from leftward.formats.rules import rotary
@@ -27,8 +32,18 @@ def _read(given: Json) -> dict[str, Any]:
         "n_kv_heads": given.get("num_kv_heads", n_heads) if is_new else one,
         "block": block,
         "d_ff": given.get("ffn_hidden_size", 4 * given["hidden_size"]),
-        **_ROTARY.read(given),
+        **_positions(given),
     }
+
+
+def _positions(given: Json) -> dict[str, Any]:
+    rotary = _ROTARY.read(given)  # which the class writes and ignores, where there is ALiBi
+    alibi = given.get("alibi", False)
+    if not isinstance(alibi, bool):
+        raise UserError(f"alibi is {alibi!r}: it must be true or false")
+    if not alibi:
+        return rotary
+    return {"positions": "alibi", "alibi_scale": (given["hidden_size"] // given["num_attention_heads"]) ** -0.5}
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -40,6 +55,7 @@ def _write(config: Config) -> dict[str, Any]:
         "num_kv_heads": config.n_kv_heads,
         "parallel_attn": config.block != "pre",
         "ffn_hidden_size": config.d_ff,
+        "alibi": config.positions == "alibi",
         **_ROTARY.write(config),
     }
 
@@ -62,7 +78,6 @@ def _falcon(norms: tuple[Row, ...], suits: tuple[str, ...]) -> Family:
         ),
         fixed={"qk_norm": "none", "norm": "layernorm"},
         suits=lambda config: config.block in suits,
-        constants={"alibi": False},  # the RW models' slopes are scaled like scores
         defaults={
             "max_position_embeddings": 2048,
             "layer_norm_epsilon": 1e-5,

@@ -10,7 +10,8 @@ from leftward.formats.rules import rotary, windows_by_layer
 
 
 def _pattern(given: Json) -> str:
-    return "L" * (given.get("sliding_window_pattern", 6) - 1) + "G"
+    every = min(given.get("sliding_window_pattern", 6), given["num_hidden_layers"] + 1)
+    return "L" * (every - 1) + "G"
 
 
 GEMMA3 = Family(

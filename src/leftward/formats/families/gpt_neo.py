@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from leftward.config import Config, shortest_pattern
@@ -16,16 +17,16 @@ def _read(given: Json) -> dict[str, Any]:
     if layers is None:
         try:
             pairs = given.get("attention_types", [[["global", "local"], given["num_layers"] // 2]])
-            layers = [
-                kind for kinds, repeats in pairs for _ in range(min(repeats, given["num_layers"])) for kind in kinds
-            ]
+            spelled = (itertools.islice(itertools.cycle(kinds), repeats * len(kinds)) for kinds, repeats in pairs)
+            layers = list(itertools.islice(itertools.chain.from_iterable(spelled), given["num_layers"]))
         except (TypeError, ValueError):
             raise UserError(
                 f"attention_types is {str(given['attention_types'])[:200]}: not as GPT-Neo has it"
             ) from None
     if not isinstance(layers, list) or not all(kind in ("local", "global") for kind in layers):
         raise UserError(f"attention_layers is {str(layers)[:200]}: global and local are supported")
-    pattern = shortest_pattern("".join("L" if kind == "local" else "G" for kind in layers)) or "G"
+    letters = ("L" if kind == "local" else "G" for kind in layers[: given["num_layers"]])
+    pattern = shortest_pattern("".join(letters)) or "G"
     return {"window": given.get("window_size", 256), "attention_pattern": pattern} if "L" in pattern else {}
 
 
