@@ -20,6 +20,7 @@ import tokenizers
 from leftward import files
 from leftward.data import merge as merging
 from leftward.data import prepare as module
+from leftward.data import sources
 from leftward.data.batches import Dataset
 from leftward.data.encoding import Encoder, Text, encoders
 from leftward.data.merge import merge
@@ -408,7 +409,7 @@ def write(path: Path, texts: list[str]) -> str:
 
 
 def test_exact_copies_are_left_out(tmp_path: Path, small: None) -> None:
-    texts = [document(i % 40) for i in range(100)] + [document(7, words=4000)] * 2  # the last in several pieces
+    texts = [document(i % 40) for i in range(100)] + [document(7, words=4000)] * 2
     settings = Settings(paths=(write(tmp_path / "a.jsonl", texts),), dedup="exact")
     tokenizer, dataset = prepare(settings, tmp_path / "out", seed=1)
     kept = documents_of(dataset, tokenizer, "train") + documents_of(dataset, tokenizer, "val")
@@ -421,6 +422,24 @@ def test_exact_copies_are_left_out(tmp_path: Path, small: None) -> None:
     for side in ("train", "val"):  # the first of them stays where it was
         places = [first[text] for text in documents_of(dataset, tokenizer, side)]
         assert places == sorted(places)
+
+
+@pytest.mark.parametrize("dedup", ["none", "exact", "near"])
+def test_documents_in_many_pieces_and_parts_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedup: Any, small: None
+) -> None:
+    """Read a few hundred characters at a time, so that most documents are in several pieces, and many in two parts."""
+    monkeypatch.setattr(sources, "_PIECE", 300)
+    monkeypatch.setattr(module, "_PART_BYTES", 2_000)
+    texts = [document(i, words=20 + 70 * (i % 9)) for i in range(60)]
+    texts += texts[8:60:9]  # copies of the longest
+    texts += [text[:400] + text[400:].swapcase() for text in texts[8:60:9]]  # which begin alike
+    settings = Settings(paths=(write(tmp_path / "a.jsonl", texts),), dedup=dedup, val_fraction=0.4)
+    tokenizer, dataset = prepare(settings, tmp_path / "out", seed=1)
+    train, val = (documents_of(dataset, tokenizer, side) for side in ("train", "val"))
+    assert sorted(train + val) == sorted(texts if dedup == "none" else set(texts))
+    assert not set(train) & set(val)
+    assert min(len(train), len(val)) > 10
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])

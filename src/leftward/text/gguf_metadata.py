@@ -3,7 +3,7 @@
 llama.cpp has three kinds: gpt2 (byte-level BPE), llama (SentencePiece's BPE) and t5 (unigram). What is written gives
 the same ids for every text, but for what no GGUF file can say: that text is brought into Unicode's NFC first (Qwen,
 NeoX), that white space beside a control token is taken with it (Phi-3), that a text which begins with a space is not
-given another (Hugging Face's Metaspace; SentencePiece itself gives one, as llama.cpp does).
+given another (Hugging Face's Metaspace; SentencePiece itself gives one, as llama.cpp does; t5 to words only).
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _settings(content: Mapping[str, Any], pieces: Collection[str]) -> dict[str, 
                 raise UserError(f"llama.cpp has no such way to prepare text ({_shown(step)}): {_WAY_OUT}")
     if not escapes:
         raise UserError(f"llama.cpp writes spaces as ▁ in such a vocabulary, and this tokenizer doesn't: {_WAY_OUT}")
-    if cuts and (across := next((piece for piece in pieces if SPACE in piece[1:]), None)):
+    if cuts and (across := min((piece for piece in pieces if SPACE in piece[1:]), default=None)):
         raise UserError(
             f"llama.cpp doesn't cut text at spaces, and this tokenizer does, for all its {across!r}: {_WAY_OUT}"
         )
