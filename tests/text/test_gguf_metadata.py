@@ -3,7 +3,9 @@ tests/formats/test_llama_cpp.py."""
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,37 @@ def test_sentencepieces_go_through(model_type: str, prefix: bool, tmp_path: Path
     assert back.fingerprint() == ours.fingerprint()
     assert (back.bos_id, back.eos_id, back.before, back.after) == (ours.bos_id, ours.eos_id, ours.before, ours.after)
     assert metadata["tokenizer.ggml.unknown_token_id"] == 0
+
+
+def test_unigrams_rules_for_text_are_read(tmp_path: Path) -> None:
+    """SentencePiece's default ones: NFKC, extra spaces removed."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    lines = [line for text in foreign.PROSE for line in text.split("\n") if line]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    theirs = Tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match="Precompiled"):
+        theirs.to_gguf()
+    content = json.loads(theirs._library.to_str())
+    rules = content["normalizer"]["normalizers"].pop(0)["precompiled_charsmap"]
+    plain = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), theirs._config)
+    metadata = plain.to_gguf()
+    assert metadata["tokenizer.ggml.remove_extra_whitespaces"] is True
+    signed = struct.unpack(
+        f"{len(base64.b64decode(rules))}b", base64.b64decode(rules)
+    )  # as llama.cpp's converter has it
+    back = Tokenizer.from_gguf({**metadata, "tokenizer.ggml.precompiled_charsmap": list(signed)})
+    for text in [*foreign.ODD, foreign.PROSE[0], "  ﬁx\u3000 ½ "]:
+        assert back.encode(text) == theirs.encode(text), text
+        assert Tokenizer.from_gguf(metadata).encode(text) == plain.encode(text), text
+    assert back.encode("  ﬁx\u3000 ½ ") == plain.encode("fix 1⁄2")  # by NFKC
+    with pytest.raises(UserError, match="precompiled_charsmap must be a list of bytes"):
+        Tokenizer.from_gguf({**metadata, "tokenizer.ggml.precompiled_charsmap": [999]})
 
 
 @pytest.mark.parametrize("by_score", [True, False])
@@ -258,7 +291,8 @@ def metaspace_unigram(**model: Any) -> Any:
 
 
 _REPLACE = normalizers.Replace(" ", "▁")
-_NO_SPACES_TWICE = normalizers.Sequence([normalizers.Replace(tokenizers.Regex(" {2,}"), " "), _REPLACE])
+_NO_RUNS = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+_NO_EXTRA = [normalizers.Replace(tokenizers.Regex(r"\A +| +\z"), ""), _NO_RUNS, _REPLACE]
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "words with ends": (foreign.gpt_1, "no tokenizer of words with an end of their own"),
     "a space first": (foreign.with_a_space_first, "no name for how this tokenizer cuts text"),
@@ -273,12 +307,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: sentencepiece_bpe(merges=[("▁", "ab"), ("▁", "a"), ("▁a", "b"), ("a", "b"), ("b", "b")]),
         "can't merge in this tokenizer's order .at '▁ab'.",
     ),
-    "spaces removed": (changed(normalizer=_NO_SPACES_TWICE), "it removes extra spaces"),
+    "extra spaces removed": (changed(normalizer=normalizers.Sequence(_NO_EXTRA)), "leaves all spaces to Sentence"),
+    "runs of spaces removed": (changed(normalizer=normalizers.Sequence(_NO_EXTRA[1:])), "or neither"),
     "spaces as they are": (changed(normalizer=None), "writes spaces as ▁"),
     "text changed": (changed(normalizer=normalizers.Sequence([normalizers.NFKC(), _REPLACE])), "no such way .*NFKC"),
     "words of two": (
         lambda: changed(pre_tokenizer=pre_tokenizers.Metaspace("▁", "always", True), model=_across())(),
         "doesn't cut text at spaces, and this tokenizer does, for all its 'a▁",
+    ),
+    "a list of words": (
+        changed(model=models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "▁a": 3}, unk_token="<unk>")),
+        "no such tokenizer .*WordLevel",
     ),
     "unigram with bytes": (lambda: metaspace_unigram(byte_fallback=True), "has no bytes for the unknown"),
     "unigram without the unknown": (lambda: metaspace_unigram(unk_id=None), "needs a token for the unknown"),

@@ -8,7 +8,6 @@ given another (Hugging Face's Metaspace; SentencePiece itself gives one, as llam
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +31,9 @@ def vocabulary_metadata(content: Mapping[str, Any], kind: AnyKind) -> dict[str, 
     if kind not in _WRITERS:
         what = "whole words" if kind == "word" else "words with an end of their own (</w>)"
         raise UserError(f"llama.cpp has no tokenizer of {what}: train one of kind bpe or char, or {_WAY_OUT}")
+    model = content["model"]
+    if model["type"] not in ("BPE", "Unigram" if kind == "spm" else "BPE") or model.get("continuing_subword_prefix"):
+        raise UserError(f"llama.cpp has no such tokenizer ({_shown(dict(model, vocab=..., merges=...))}): {_WAY_OUT}")
     return {f"tokenizer.ggml.{name}": value for name, value in _WRITERS[kind](content).items()}
 
 
@@ -182,22 +184,23 @@ def _sentencepiece(content: Mapping[str, Any]) -> dict[str, Any]:
     tokens, kinds = _tokens(content)
     normal = {token for token, kind in zip(tokens, kinds, strict=True) if kind == PieceKind.NORMAL}
     settings = _settings(content, normal)
-    prefix, trimmed, charsmap = (settings.get(name) for name in ("add_space_prefix", *_ONLY_UNIGRAM))
+    trimmed = settings.get("remove_extra_whitespaces", False)
     if unigram:
         if model["byte_fallback"] or model["unk_id"] is None:
             what = "has no bytes for the unknown" if model["byte_fallback"] else "needs a token for the unknown"
             raise UserError(f"llama.cpp's unigram tokenizer {what}, and this one differs: {_WAY_OUT}")
-        if trimmed and not prefix:
+        if trimmed and not settings["add_space_prefix"]:
             raise UserError(f"llama.cpp can't remove extra spaces and leave the first word without one: {_WAY_OUT}")
         scores = dict(model["vocab"])
     else:
         known = set(tokens)
-        if trimmed or charsmap:
+        if trimmed:
             raise UserError(
-                "llama.cpp leaves text as it is before SentencePiece's BPE, and this tokenizer changes it "
-                f"({'normalization rules' if charsmap else 'it removes extra spaces'}): {_WAY_OUT}"
+                f"llama.cpp leaves all spaces to SentencePiece's BPE, and this tokenizer doesn't: {_WAY_OUT}"
             )
-        if any({f"<0x{byte:02X}>", chr(byte)}.isdisjoint(known) for byte in range(256)):
+        # A character of one byte may stand for it (Gemma's tab).
+        spelled = {bytes.fromhex(token[3:5]) for token in known if BYTE_PIECE.fullmatch(token)}
+        if len(spelled | {token.encode() for token in known if len(token.encode()) == 1}) < 256:
             raise UserError(
                 "llama.cpp spells what SentencePiece's BPE doesn't know in bytes, and this vocabulary has no tokens "
                 f"for them (byte_fallback): {_WAY_OUT}"
@@ -209,18 +212,14 @@ def _sentencepiece(content: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": tokens,
         "scores": [float(scores.get(token, _WORST)) for token in tokens],
         "token_type": kinds,
-        "add_space_prefix": False,
         **settings,
     }
 
 
-_ONLY_UNIGRAM = ("remove_extra_whitespaces", "precompiled_charsmap")
-
-
-def _settings(content: Mapping[str, Any], pieces: Collection[str]) -> dict[str, Any]:
+def _settings(content: Mapping[str, Any], pieces: Collection[str]) -> dict[str, bool]:
     """What GGUF says of the way from text to ▁pieces."""
-    said: dict[str, Any] = {}
-    escapes = cuts = False
+    said = {"add_space_prefix": False}
+    escapes = cuts = trims = False
     for step in [*_steps(content["normalizer"]), *_steps(content["pre_tokenizer"])]:
         match step:
             case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
@@ -232,19 +231,16 @@ def _settings(content: Mapping[str, Any], pieces: Collection[str]) -> dict[str, 
                 said["add_space_prefix"] = scheme != "never"
             case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " " | "▁"}:
                 said["remove_extra_whitespaces"] = True
-            case {"type": "Precompiled", "precompiled_charsmap": str(code)}:
-                said["precompiled_charsmap"] = base64.b64decode(code)
-            # At the ends of a text, beside the rule above; and what does nothing once spaces are ▁.
             case {"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""}:
-                pass
-            case {"type": "Strip", "strip_left": False, "strip_right": True}:
-                pass
+                trims = True
             case {"type": "Replace", "pattern": {"Regex": r"\A▁"}, "content": "▁▁"}:
-                pass
+                pass  # so that Metaspace gives a text its space that has one
             case {"type": "Split", "pattern": {"String": " "}} if escapes:
-                pass
+                pass  # there are none any more
             case _:
                 raise UserError(f"llama.cpp has no such way to prepare text ({_shown(step)}): {_WAY_OUT}")
+    if trims != said.get("remove_extra_whitespaces", False):
+        raise UserError(f"llama.cpp removes spaces at the ends of a text and runs of them, or neither: {_WAY_OUT}")
     if not escapes:
         raise UserError(f"llama.cpp writes spaces as ▁ in such a vocabulary, and this tokenizer doesn't: {_WAY_OUT}")
     if cuts and (across := min((piece for piece in pieces if SPACE in piece[1:]), default=None)):
