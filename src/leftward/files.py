@@ -18,6 +18,7 @@ from typing import Any
 from leftward.errors import UserError
 
 TEMPORARY = ".tmp"
+LOCK = ".lock"
 
 _DISK_FAULTS = {
     errno.ENOSPC: "the disk is full",
@@ -106,6 +107,49 @@ def sweep(directory: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[bool]:
+    """Hold the directory's lock, if nobody else does (False); the system frees it when the process ends, however it
+    ends. The directory is made where it is absent.
+
+    Where a system or a file system has no locks, it is for the user not to start a command twice.
+    """
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield _take_lock(descriptor, exclusive=True)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process holds the directory's lock, as far as this system can tell."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _take_lock(descriptor, exclusive=False)
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int, *, exclusive: bool) -> bool:
+    """Whether the lock could be had; True too where there are none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def _write(path: Path, text: str) -> None:

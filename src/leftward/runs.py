@@ -15,6 +15,7 @@ import numpy as np
 
 from leftward import files
 from leftward.data.batches import Dataset
+from leftward.data.order import validation
 from leftward.errors import UserError
 from leftward.language_model import LanguageModel, load
 from leftward.overrides import override
@@ -70,8 +71,7 @@ class Run:
         model = load(self.directory, dtype=dtype or (self.summary["dtype"] if finished else "fp32"))
         if stride is not None:
             return model.evaluate(self._held_out(), stride=stride)
-        val = Dataset.open(self.directory / "tokens").val
-        split = val.apart() if recipe.data.packing == "documents" else val
+        split = validation(Dataset.open(self.directory / "tokens"), recipe.data.packing)
         evaluation = evaluate(model.decoder, split, recipe.seq_len, model.decoder.embed.weight.device)
         assert evaluation is not None  # nothing asks it to stop
         return evaluation

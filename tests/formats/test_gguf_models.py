@@ -33,6 +33,15 @@ GEMMA: dict[str, Any] = {
     "head_dim": 16,
     "n_kv_heads": 1,
 }
+GEMMA3: dict[str, Any] = {
+    **GEMMA,
+    "block": "sandwich",
+    "qk_norm": "per_head",
+    "attention_pattern": "LLLLLG",
+    "window": 8,
+    "rope_base": 1e6,
+    "rope_local_base": 1e4,
+}
 COHERE: dict[str, Any] = {
     **PLAIN,
     "norm": "layernorm",
@@ -74,16 +83,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {**GEMMA, "block": "sandwich", "attn_softcap": 50.0, "logit_softcap": 30.0}),
     (
         "gemma3",
-        {
-            **GEMMA,
-            "n_layers": 7,
-            "block": "sandwich",
-            "qk_norm": "per_head",
-            "attention_pattern": "LLLLLG",
-            "window": 8,
-            "rope_base": 1e6,
-            "rope_local_base": 1e4,
-        },
+        {**GEMMA3, "n_layers": 7},
     ),
     ("gemma3", {**GEMMA, "block": "sandwich", "qk_norm": "per_head", "attention_pattern": "L", "window": 8}),
     ("olmo2", {**SMALL, **UNTIED, "block": "output", "qk_norm": "whole", "n_kv_heads": 2}),

@@ -18,7 +18,7 @@ import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gguf_models import CASES, EVERY_BIAS, GEMMA, IDS, PLAIN, drawn
+from test_gguf_models import CASES, EVERY_BIAS, GEMMA3, IDS, PLAIN, drawn
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -118,13 +118,7 @@ def test_every_kind_of_number_is_read(tmp_path: Path, architecture: str, kind: s
         ({**PLAIN, **EVERY_BIAS, "n_experts": 4, "n_experts_per_token": 2}, "ff_bias"),
         (
             {
-                **GEMMA,
-                "block": "sandwich",
-                "qk_norm": "per_head",
-                "attention_pattern": "LLLLLG",
-                "window": 8,
-                "rope_base": 1e6,
-                "rope_local_base": 1e4,
+                **GEMMA3,
                 "rope_scaling": {"kind": "yarn", "factor": 4.0, "attention_factor": 1.3},
             },
             "rope_scaling",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from gradients import gradients
 from leftward import Config
 from leftward.errors import UserError
-from leftward.model.attention import attend
-from leftward.model.masks import Mask
+from leftward.model import decoder as decoder_module
 from leftward.model.positions import alibi_slopes, frequencies, rotary_angles, rotate, sinusoids
+from random_models import random_decoder, random_ids
 
 # ---- rotation
 
@@ -199,12 +200,16 @@ def test_alibi_slopes_are_blooms_and_mpts(n_heads: int) -> None:
     torch.testing.assert_close(torch.tensor(alibi_slopes(n_heads, mpt_order=True)), mpt)
 
 
-def test_alibi_scale_multiplies_the_slopes() -> None:
-    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0)).unbind()
-    places, slopes = torch.arange(9)[None], torch.tensor(alibi_slopes(4))
-    scaled = attend(q, k, v, Mask(queries=places, keys=places, slopes=slopes), scale=0.3, alibi_scale=0.35)
-    steep = attend(q, k, v, Mask(queries=places, keys=places, slopes=0.35 * slopes), scale=0.3)
-    torch.testing.assert_close(scaled, steep)
+def test_alibi_scale_multiplies_the_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(vocab_size=11, n_layers=2, d_model=32, n_heads=4, max_seq_len=16, positions="alibi")
+    gentle, plain = random_decoder(replace(config, alibi_scale=0.35)), random_decoder(config)
+    ids = random_ids(config, 2, 9)
+    with torch.inference_mode():
+        scaled = gentle(ids)
+        assert not torch.allclose(scaled, plain(ids), atol=1e-3)
+        slopes = [0.35 * slope for slope in alibi_slopes(4)]
+        monkeypatch.setattr(decoder_module, "alibi_slopes", lambda n_heads, mpt_order: slopes)
+        torch.testing.assert_close(plain(ids), scaled)
     with pytest.raises(UserError, match="alibi_scale 0.35 is for alibi, and positions are rotary"):
         Config(vocab_size=3, alibi_scale=0.35)
     with pytest.raises(UserError, match="alibi_scale is 0.0: it must be above 0"):

@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
+from leftward.cli.train import RecipeAndOverrides, recipe_values
+
 app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, against what the machine can do.")
 
 
 @app.command()
 def train(
-    recipe_and_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [key.sub=value]...", help="A recipe, and settings laid over it.", show_default=False
-        ),
-    ] = None,
+    recipe_and_overrides: RecipeAndOverrides = None,
     data: Annotated[list[str] | None, typer.Option(help="Text to train on. Default: random tokens.")] = None,
     steps: Annotated[int, typer.Option(help="Steps to measure, behind three to warm up.")] = 10,
     vocab_size: Annotated[int, typer.Option(help="Of the random tokens.")] = 50_304,
@@ -27,7 +24,6 @@ def train(
 
     Example: leftward bench train gpt2-124m training.batch_size=4 training.seq_len=256
     """
-    from leftward.cli.train import recipe_values
     from leftward.training.measuring import measure
 
     found = measure(recipe_values(list(recipe_and_overrides or []), data, None), steps=steps, vocab_size=vocab_size)

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from leftward.training.recipe import Recipe
 
 
+RecipeAndOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE] [key.sub=value]...",
+        help="A .yaml file, or the name of a recipe that comes with leftward (gpt2-124m …), and settings over it.",
+        show_default=False,
+    ),
+]
+
+
 def train(
-    recipe_and_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [key.sub=value]...",
-            help="A .yaml file, or the name of a recipe that comes with leftward (gpt2-124m …), and settings over it.",
-            show_default=False,
-        ),
-    ] = None,
+    recipe_and_overrides: RecipeAndOverrides = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="Text: a file, directory, glob, - (stdin) or builtin:python-reference. Repeatable."),

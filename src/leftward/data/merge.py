@@ -27,7 +27,7 @@ from leftward.data.batches import FORMAT, INDEX, VERSION, Dataset, Split
 from leftward.data.encoding import BY_KEY, VAL, smallest_type
 from leftward.data.npy import NpyWriter, read_npy
 from leftward.data.settings import Settings
-from leftward.data.work import SURVEY, Part, Plan, Shard, locked, partial, shards
+from leftward.data.work import SURVEY, Part, Plan, Shard, partial, shards
 from leftward.errors import UserError
 from leftward.text.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ def merge(out: Path, directories: Sequence[Path] = ()) -> Dataset:
         raise UserError(f"there is nothing to merge in {where}: give what --out of the shards was")
     with contextlib.ExitStack() as stack:
         for directory in sorted({shard.directory.parent for shard in found}):
-            if not stack.enter_context(locked(directory)):
+            if not stack.enter_context(files.locked(directory)):
                 raise UserError(f"{directory} is being merged by another process: wait for it")
         return merge_shards(out, found)
 

@@ -29,7 +29,7 @@ from leftward.data.merge import finished, merge_shards
 from leftward.data.npy import NpyWriter
 from leftward.data.settings import Settings
 from leftward.data.sources import Piece, Report, Source, Unit
-from leftward.data.work import PART, SURVEY, Plan, Shard, locked, part_name, partial, shards
+from leftward.data.work import PART, SURVEY, Plan, Shard, part_name, partial, shards
 from leftward.errors import UserError
 from leftward.text.tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ def prepare_shard(
     _check(settings, number, of, tokenizer)
     progress = on_progress or (lambda stage, done, total: None)
     shard = Shard.at(out, number, of)
-    with locked(shard.directory) as is_ours:
+    with files.locked(shard.directory) as is_ours:
         if not is_ours:
             raise UserError(f"{shard.directory} is in use by another process: wait for it")
         keeps = shard.is_begun  # what is there when something is wrong
@@ -121,7 +121,7 @@ def prepare_shard(
                 _encode(text, shard, survey, used, seed, _processes(processes, text), progress)
                 text.plan(seed, tokenizer).check_same(plan, shard.directory)
                 shard.mark_done()
-            with locked(partial(out)) as is_ours:
+            with files.locked(partial(out)) as is_ours:
                 others = [other for other in shards(out) if other.of == of and other.is_done]
                 return merge_shards(out, others) if is_ours and len(others) == of else None
         except UserError as error:

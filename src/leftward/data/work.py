@@ -14,10 +14,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ VERSION = 1
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 _PLAN, _DONE, _PARTS = "plan.json", "done", "parts"
 SURVEY, PART = "survey.json", "part.json"
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -115,14 +113,14 @@ class Shard:
     def clear(self) -> None:
         """Forget all that was done here."""
         for path in self.directory.iterdir():
-            if path.name != LOCK:
+            if path.name != files.LOCK:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def remove(self) -> None:
         """Leave nothing of this shard."""
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):  # other shards are there
-            (self.directory.parent / LOCK).unlink(missing_ok=True)
+            (self.directory.parent / files.LOCK).unlink(missing_ok=True)
             self.directory.parent.rmdir()
 
     def begin(self, plan: Plan) -> None:
@@ -217,30 +215,3 @@ def shards(out: Path) -> list[Shard]:
         if match := _SHARD.fullmatch(path.name):
             found.append(Shard(path, int(match[1]), int(match[2])))
     return sorted(found, key=lambda shard: (shard.of, shard.number))
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[bool]:
-    """Hold the directory's lock, if nobody else does (False); the system frees it when the process ends.
-
-    Where a file system has no locks, it is for the user not to start a command twice.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
-    with files.writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except BlockingIOError:
-            held = False
-        except OSError:  # no locks here
-            held = True
-        yield held
-    finally:
-        os.close(descriptor)

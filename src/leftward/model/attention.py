@@ -24,7 +24,6 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale, self.softcap, self.dropout = config.attn_scale, config.attn_softcap, config.dropout
-        self.alibi_scale = config.alibi_scale
         heads = config.n_heads + 2 * config.n_kv_heads  # the rows of `qkv`: all queries, then all keys, then all values
         self.qkv = nn.Linear(config.d_model, heads * config.head_dim, bias=config.qkv_bias)
         self.eps, self.norms_whole = config.norm_eps, config.qk_norm == "whole"
@@ -47,7 +46,6 @@ class Attention(nn.Module):
             v,
             mask,
             scale=self.scale,
-            alibi_scale=self.alibi_scale,
             softcap=self.softcap,
             sinks=self.sinks,
             dropout=self.dropout if self.training else 0.0,
@@ -95,7 +93,6 @@ def attend(
     mask: Mask,
     *,
     scale: float,
-    alibi_scale: float = 1.0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
@@ -121,8 +118,6 @@ def attend(
         rows, columns = slice(start, stop), mask.columns(start, stop)
         part = (q[:, :, rows], k[:, :, columns], v[:, :, columns])
         bias = None if mask.slopes is None else mask.bias(rows, columns)
-        if bias is not None and alibi_scale != 1.0:
-            bias *= alibi_scale
         blocks.append(_attend_masked(*part, mask.visible(rows, columns), bias, scale, softcap, sinks, dropout))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 

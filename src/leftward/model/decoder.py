@@ -128,7 +128,7 @@ class Decoder(nn.Module):
                 mask = make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)
                 if knows_positions and config.positions in ("alibi", "alibi_mpt"):
                     slopes = alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt")
-                    mask = replace(mask, slopes=torch.tensor(slopes, device=x.device))
+                    mask = replace(mask, slopes=torch.tensor(slopes, device=x.device) * config.alibi_scale)
                 masks[kind] = mask
                 rotates = knows_positions and config.positions == "rotary"
                 angles[kind] = rotary_angles(config, positions, x.dtype, local) if rotates else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from leftward.training.recipe import Recipe, read_yaml
 
 RECIPE = "recipe.yaml"
 _END = b"..."  # YAML's end of a document: without it a recipe that lost its tail would be read as a shorter one
-_LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -32,8 +30,6 @@ def new(recipe: Recipe) -> Iterator[Path]:
         raise UserError(
             f"{directory} is already used: choose another --out, or go on with `leftward train --resume {directory}`"
         )
-    with files.writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory):
         try:
             files.write_text(
@@ -68,25 +64,6 @@ def read(directory: Path) -> Recipe:
     return Recipe.from_dict(read_yaml(directory / RECIPE))
 
 
-def is_locked(directory: Path) -> bool:
-    """Whether a process is training in it, as far as this system can tell."""
-    try:
-        import fcntl
-
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY)
-    except (ImportError, OSError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def name_of(recipe: Recipe) -> str:
     """A run is called after its data."""
     path = recipe.data_settings().paths[0]
@@ -103,19 +80,7 @@ def _unused(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock; the system frees it when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
+    with files.locked(directory) as is_ours:
+        if not is_ours:
+            raise UserError(f"{directory} is in use by another process: wait for it, or choose another --out")
         yield
-        return
-    with files.writing(directory):
-        descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{directory} is in use by another process: wait for it, or choose another --out") from None
-        yield
-    finally:
-        os.close(descriptor)

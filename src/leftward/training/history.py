@@ -76,7 +76,7 @@ def entry(directory: Path) -> Entry:
             problems.append(str(error))
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             problems.append(f"{directory / name} is damaged ({type(error).__name__}: {error})")
-    if directories.is_locked(directory):
+    if files.is_locked(directory):
         return Entry(directory, "running", **values)  # what is missing may be about to be written
     if problems:
         return Entry(directory, "damaged", "; ".join(dict.fromkeys(problems)), **values)

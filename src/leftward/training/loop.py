@@ -122,7 +122,7 @@ class _Training:
         self.prompts = {text: _prompt(text, tokenizer, self.config) for text in recipe.training.sample_prompts}
         self.native = kernels == "native"
         saved = checkpoint.load_latest(directory)
-        metrics = _Lines(directory / "metrics.jsonl", saved[0] if saved else None)
+        self.metrics = _Lines(directory / "metrics.jsonl", saved[0] if saved else None)
         self.samples = _Lines(directory / "samples.jsonl", saved[0] if saved else None) if self.prompts else None
         dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, device)
         self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
@@ -144,7 +144,6 @@ class _Training:
             )
             save_model(directory, self.config, self.optimizer.weights(), tokenizer)
         self.hidden: Callable[..., torch.Tensor] = self._compiled() if recipe.training.compile else self.decoder.hidden
-        self.metrics = metrics
         self.evaluation_seconds = self.data_seconds = 0.0
         self.clock = time.perf_counter() - self.state.elapsed
         self.saved_at = time.perf_counter()
@@ -193,12 +192,12 @@ class _Training:
             rows = slice(start, start + micro)
             hidden = self.hidden(inputs[rows], documents=None if documents is None else documents[rows])
             loss = head_loss(self.decoder, hidden, targets[rows], n_targets)
+            charged = loss
             if self.config.n_experts:
                 unevenness = self.decoder.balance_loss() * (micro / training.batch_size)
+                charged = loss + training.balance_loss * unevenness
                 balance += unevenness.detach()
-                (loss + training.balance_loss * unevenness).backward()
-            else:
-                loss.backward()
+            charged.backward()
             self.optimizer.accumulate()
             mean += loss.detach()
         fraction = self.rate(state.step, state.plan, recipe)

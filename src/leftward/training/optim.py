@@ -101,7 +101,7 @@ class Optimizer:
         for names, weight_decay in self._adamw:
             adamw(
                 *self._columns(names, "exp_avg", "exp_avg_sq", "step"),
-                copies=[self._working[name] for name in names],
+                copies=None if self._dtype == torch.float32 else [self._working[name] for name in names],
                 grad_scale=clipped,
                 lr=settings.adamw_lr * lr_fraction,
                 betas=settings.betas,
@@ -158,7 +158,7 @@ def adamw(
     squares: list[Tensor],
     steps: list[Tensor],
     *,
-    copies: list[Tensor],
+    copies: list[Tensor] | None,
     grad_scale: float,
     lr: float,
     betas: Sequence[float],
@@ -166,16 +166,16 @@ def adamw(
     eps: float = 1e-8,
 ) -> None:
     """One step of AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101), and `copies` become the parameters, rounded to
-    their dtype. Gradients may be of any dtype; they count times `grad_scale`."""
+    bf16. Gradients may be of any dtype; they count times `grad_scale`."""
     if all(map(native.serves, parameters)) and all(map(native.serves, grads)):
+        rounded: Sequence[Tensor | None] = copies or [None] * len(parameters)
         for parameter, grad, average, square, step, copy in zip(
-            parameters, grads, averages, squares, steps, copies, strict=True
+            parameters, grads, averages, squares, steps, rounded, strict=True
         ):
             step += 1
             corrections = (1 - beta ** step.item() for beta in betas)
-            rounded = copy if copy.dtype == torch.bfloat16 else None
             native.call(
-                *("adamw", grad.dtype, parameter, grad.contiguous(), average, square, rounded, grad.numel()),
+                *("adamw", grad.dtype, parameter, grad.contiguous(), average, square, copy, grad.numel()),
                 *(grad_scale, lr, *map(float, betas), eps, float(weight_decay), *corrections),
             )
         return
@@ -196,7 +196,8 @@ def adamw(
         eps=eps,
         maximize=False,
     )
-    torch._foreach_copy_(copies, parameters)
+    if copies is not None:
+        torch._foreach_copy_(copies, parameters)
 
 
 def muon(
