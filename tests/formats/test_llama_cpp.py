@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gguf_models import CASES, EVERY_BIAS, GEMMA3, IDS, PLAIN, drawn
+from test_llama2c import STORY
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -129,16 +130,6 @@ def test_what_llama_cpp_computes_otherwise_is_refused(values: dict[str, Any], fi
     decoder = random_decoder(Config(**values))
     with pytest.raises(UserError, match=f"but for .*{field}"):
         to_gguf(decoder.config, decoder.state_dict())
-
-
-STORY = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
-    "big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" "
-    "Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can't find it.\"\nLily "
-    "was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\nLily didn't want to "
-    "help her mom, so she"
-)
-"""What llama2.c's own program makes of these weights, 200 steps from BOS."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

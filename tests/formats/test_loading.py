@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_llama2c import STORY
 
 import leftward as lw
 from leftward import Config
@@ -21,10 +22,6 @@ from random_models import random_decoder, random_ids
 
 TEXT = "The quick brown fox jumps over the lazy dog.\n"
 TOKENIZER = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
-STORY = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
-    "big, red ball. She wanted to play with it, but it was too high."
-)
 
 
 @pytest.fixture
@@ -100,12 +97,14 @@ def test_there_and_back_gives_the_same_bytes(tmp_path: Path, dtype: torch.dtype)
     assert again.dtype == dtype
 
 
-def test_stories260k_says_its_story(shared_data: Path, tmp_path: Path) -> None:
-    source = shared_data / "stories260K" / "stories260K.bin"
-    assert lw.load(source).generate("", max_tokens=60, temperature=0).startswith(STORY[:150])
-    done = leftward("convert", source, tmp_path / "hf", "--to", "hf")
-    assert done.returncode == 0, done.stderr
-    assert lw.load(tmp_path / "hf").generate("", max_tokens=60, temperature=0).startswith(STORY[:150])
+@pytest.mark.parametrize("way", [None, "--to hf", "--to gguf", "--to gguf --dtype fp16"])
+def test_stories260k_says_its_story(shared_data: Path, tmp_path: Path, way: str | None) -> None:
+    path = shared_data / "stories260K" / "stories260K.bin"
+    if way is not None:
+        source, path = path, tmp_path / ("hf" if way == "--to hf" else "stories.gguf")
+        done = leftward("convert", source, path, *way.split())
+        assert done.returncode == 0, done.stderr
+    assert lw.load(path).generate("", max_tokens=200, temperature=0) == STORY
 
 
 @pytest.mark.parametrize(
