@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from leftward.planner import (
     plan,
 )
 from leftward.presets import preset
+from leftward.training import loss
 from leftward.training.loss import loss_sum
 from leftward.training.optim import Optimizer
 from leftward.training.recipe import OptimizerSection
@@ -275,8 +277,33 @@ def test_muon_remembers_one_average_of_a_matrix_and_adamw_two():
 
 def test_logits_are_counted_apart():
     # bf16 logits, their fp32 copy and the logarithm of softmax
-    assert count_training_memory(preset("gpt2"), 1024, 2, "bf16").logits == 2 * 1024 * 50257 * (2 + 4 + 4)
-    assert count_training_memory(preset("gpt2"), 1024, 2, "fp32").logits == 2 * 1024 * 50257 * (4 + 4)
+    assert count_training_memory(preset("gpt2"), 1024, 1, "bf16").logits == 1024 * 50257 * (2 + 4 + 4)
+    assert count_training_memory(preset("gpt2"), 1024, 1, "fp32").logits == 1024 * 50257 * (4 + 4)
+
+
+@pytest.mark.parametrize(
+    "batch_size, rows",
+    [
+        (1, 1024),  # 51.5 M logits; 2²⁶ are 67.1 M
+        (2, 1024),  # 102.9 M in two portions
+        (3, 1024),  # 154.4 M in three
+        (4, 1024),  # 205.9 M in four: three would be 68.6 M each
+        (13, 1332),  # 669.0 M in ten
+        (128, 1324),  # 6,587 M in 99
+    ],
+)
+def test_logits_of_a_large_batch_are_counted_as_they_are_portioned(batch_size, rows, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        loss, "_loss_and_gradients", lambda decoder, head, some, *_: (seen.append(len(some)) or 0.0, [])
+    )
+    config = preset("gpt2")
+    decoder = SimpleNamespace(config=config, head=torch.nn.Linear(1, 1))
+    with torch.no_grad():
+        loss.head_loss(decoder, torch.zeros(batch_size, 1024, 1), torch.zeros(batch_size, 1024, dtype=torch.int64))
+    assert sum(seen) == batch_size * 1024 and max(seen) == rows
+    assert rows * 50257 <= 2**26
+    assert count_training_memory(config, 1024, batch_size, "bf16").logits == rows * 50257 * (2 + 4 + 4)
 
 
 def test_quantised_weights_take_their_blocks():

@@ -68,7 +68,7 @@ def test_what_is_no_model_is_said(what, message):
     ("content", "message"),
     [
         (None, "has no config.json"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "must hold an object"),
         ("{", "damaged"),
         ("{}", "config.json: no model_type"),
     ],

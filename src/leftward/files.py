@@ -80,6 +80,15 @@ def directory_atomic(path: Path) -> Iterator[Path]:
             raise
 
 
+def remove_directory(path: Path) -> None:
+    """Remove a directory so that a kill leaves it whole or leaves none of its name. What a disk refuses to remove stays
+    under a temporary name, or its own."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with contextlib.suppress(OSError):
+        path.replace(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda temporary: _write(temporary, text))
 

@@ -17,14 +17,12 @@ from leftward.config import Config
 from leftward.data.sources import Piece
 from leftward.errors import UserError, nearest
 from leftward.formats.generation_config import sampling_defaults
-from leftward.formats.loading import open_model
-from leftward.formats.model_directory import build_decoder
+from leftward.formats.loading import open_model, shortened
 from leftward.formats.tensors import DTYPES
 from leftward.generation.decode import Event, decode
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 from leftward.model.classifier import last_hidden
 from leftward.model.decoder import Decoder
-from leftward.model.positions import frequencies
 from leftward.text.chat import ChatTemplate, Message
 from leftward.text.tokenizer import Tokenizer
 from leftward.training.loss import Evaluation
@@ -50,7 +48,7 @@ def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32", max_seq_l
         raise UserError(f"dtype is {dtype!r}: {nearest(str(dtype), DTYPES)}")
     decoder, tokenizer, generation, _ = open_model(path, DTYPES[dtype])
     if max_seq_len is not None:
-        decoder = _shortened(decoder, max_seq_len)
+        decoder = shortened(decoder, max_seq_len)
     if tokenizer is None:
         where = Path(path) / "tokenizer.json" if Path(path).is_dir() else f"the tokenizer of {path}"
         raise UserError(f"{where} is missing")
@@ -60,19 +58,6 @@ def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32", max_seq_l
     except UserError as error:
         raise UserError(f"the generation_config.json of {path}: {error}") from None
     return LanguageModel(decoder, tokenizer, eos_ids=generation["eos_token_id"], sampling=defaults)
-
-
-def _shortened(decoder: Decoder, max_seq_len: int) -> Decoder:
-    config = decoder.config
-    if type(max_seq_len) is not int or not 1 <= max_seq_len <= config.max_seq_len:
-        raise UserError(f"max_seq_len is {max_seq_len!r}: it must be a whole number from 1 to {config.max_seq_len}")
-    state = decoder.state_dict()
-    if "position_embed.weight" in state:
-        state["position_embed.weight"] = state["position_embed.weight"][: max_seq_len + config.position_offset]
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "longrope":  # the factor is the whole context's, the angles the text's
-        scaling = dataclasses.replace(scaling, attention_factor=frequencies(config)[1])
-    return build_decoder(dataclasses.replace(config, max_seq_len=max_seq_len, rope_scaling=scaling), state)
 
 
 @dataclass(frozen=True)

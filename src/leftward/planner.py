@@ -23,6 +23,9 @@ from leftward.scaling_laws import (
     kaplan_loss_of_tokens,
 )
 
+LOGITS_AT_ONCE = 1 << 26
+"""At most so many exist in training: the loss is taken for some rows after others (training/loss.py)."""
+
 _MOST = 1e30  # of any number that is given: beyond it floats end, and nothing is
 OptimizerName = Literal["muon", "adamw"]
 
@@ -301,7 +304,8 @@ class TrainingMemory:
     activations: int
     """What a forward pass keeps for the backward pass."""
     logits: int
-    """Logits, their logarithm of softmax in fp32 and, in bf16, the fp32 copy between."""
+    """Of the rows whose loss is taken at once: logits, their logarithm of softmax in fp32 and, in bf16, the fp32 copy
+    between."""
     total: int
 
 
@@ -313,14 +317,16 @@ def count_training_memory(
     # AdamW keeps two averages of each weight, Muon one.
     averages = 2 * parameters - (_matrix_weights(config) if optimizer == "muon" else 0)
     rounded = dtype != "fp32"
-    of_a_token = DTYPES[dtype].bytes + 4 + (4 if rounded else 0)
+    of_a_logit = DTYPES[dtype].bytes + 4 + (4 if rounded else 0)
+    rows = batch_size * seq_len
+    rows_at_once = -(-rows // -(-rows * config.padded_vocab_size // LOGITS_AT_ONCE))
     parts = {
         "masters": 4 * parameters,
         "copies": 2 * parameters if rounded else 0,
         "gradients": (6 if rounded else 4) * parameters,
         "optimizer_state": 4 * averages,
         "activations": count_activations(config, seq_len, batch_size, dtype),
-        "logits": batch_size * seq_len * config.padded_vocab_size * of_a_token,
+        "logits": rows_at_once * config.padded_vocab_size * of_a_logit,
     }
     return TrainingMemory(dtype=dtype, optimizer=optimizer, **parts, total=sum(parts.values()))
 

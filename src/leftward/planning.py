@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leftward import files, planner
+from leftward import planner
 from leftward.config import Config
-from leftward.errors import UserError
 from leftward.planner import Plan
 from leftward.presets import PRESETS, preset_settings
 
@@ -47,15 +46,6 @@ def path_of(name: str | Path) -> Path | None:
 
 
 def _config_in(directory: Path) -> Config:
-    from leftward.formats.directory import check_model_directory
-    from leftward.formats.hf import config_from_hf  # torch takes a second or two, which no preset waits for
+    from leftward.formats.model_directory import load_config  # torch takes a second or two, which no preset waits for
 
-    check_model_directory(directory)
-    path = directory / "config.json"
-    config_json = files.read_json(path)
-    if not isinstance(config_json, dict):
-        raise UserError(f"{path} holds no JSON object")
-    try:
-        return config_from_hf(config_json)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return load_config(directory)

@@ -22,6 +22,7 @@ from leftward.overrides import override
 from leftward.training import directory as directories
 from leftward.training import loop, trackers
 from leftward.training.loss import Evaluation, evaluate
+from leftward.training.parallel import joined
 from leftward.training.progress import Observer
 from leftward.training.recipe import Recipe, read_recipe
 from leftward.training.watcher import Watcher
@@ -106,7 +107,7 @@ def train(
     observer: Observer | None = None,
     started: float | None = None,
 ) -> Run:
-    """Train a model from scratch.
+    """Train a model: from nothing, or from the one that the recipe's `init_from` names.
 
     Args:
         recipe: a Recipe, its fields as plain data, the path of a YAML file, or the name of a recipe that comes with
@@ -126,15 +127,30 @@ def train(
         recipe = read_recipe(recipe)
     recipe = Recipe.from_dict(override(recipe, overrides))
     trackers.check(recipe)
-    with directories.new(recipe) as directory:
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined())
+        directory = Path(world.from_first(lambda: str(stack.enter_context(directories.new(recipe)))))
         _watched(recipe, directory, observer, started)
     return Run(directory)
 
 
-def resume(directory: Path | str, *, observer: Observer | None = None, started: float | None = None) -> Run:
-    """Go on with a run from its last checkpoint; on a CPU to the bit as if it had never stopped. Raises: as `train`."""
+def resume(
+    directory: Path | str, *overrides: str, observer: Observer | None = None, started: float | None = None
+) -> Run:
+    """Go on with a run from its last checkpoint; on a CPU to the bit as if it had never stopped, with as many ranks.
+
+    Args:
+        overrides: "parallel.sub=value" settings, laid over the run's recipe for this session.
+
+    Raises: as `train`.
+    """
     directory = Path(directory)
-    with directories.existing(directory) as recipe:
+    if wrong := [setting for setting in overrides if not setting.startswith("parallel.")]:
+        raise UserError(f"a run goes on with its own recipe, but for parallel.…: leave out {wrong[0]}")
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined())
+        own = world.from_first(lambda: stack.enter_context(directories.existing(directory)).model_dump())
+        recipe = Recipe.from_dict(override(own, overrides))
         trackers.check(recipe)
         _watched(recipe, directory, observer, started)
     return Run(directory)
@@ -142,5 +158,8 @@ def resume(directory: Path | str, *, observer: Observer | None = None, started: 
 
 def _watched(recipe: Recipe, directory: Path, observer: Observer | None, started: float | None) -> None:
     with contextlib.ExitStack() as stack:
+        if not stack.enter_context(joined()).is_first:
+            loop.run(recipe, directory, Observer(), started)
+            return
         observer = observer or stack.enter_context(Watcher())
         loop.run(recipe, directory, stack.enter_context(trackers.tracked(observer, recipe, directory)), started)

@@ -15,7 +15,7 @@ from test_llama2c import STORY
 import leftward as lw
 from leftward import Config
 from leftward.errors import UserError
-from leftward.formats.loading import open_model
+from leftward.formats.loading import open_config, open_model
 from leftward.formats.model_directory import save_model
 from leftward.text.tokenizer import Tokenizer
 from random_models import random_decoder, random_ids
@@ -47,6 +47,15 @@ def test_a_model_through_gguf_and_back_is_the_same(directory: Path, tmp_path: Pa
     done = leftward("convert", tmp_path / "model.gguf", tmp_path / "back", "--to", "hf")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
+
+
+def test_the_config_alone_is_the_models(directory: Path, tmp_path: Path, shared_data: Path) -> None:
+    assert leftward("convert", directory, tmp_path / "model.gguf", "--to", "gguf").returncode == 0
+    for path in (directory, tmp_path / "model.gguf", shared_data / "stories260K" / "stories260K.bin"):
+        assert open_config(path) == open_model(path).decoder.config
+    for name, message in (("none", "none does not exist"), ("none.gguf", "none.gguf does not exist")):
+        with pytest.raises(UserError, match=message):
+            open_config(tmp_path / name)
 
 
 def test_quantised_weights_are_near(directory: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def half_a_file(path, tensors):
     "evaluation": lambda: kill_in(loop, "evaluate", 2),
     "best weights": lambda: kill_in(loop, "save_weights", 4),
     "after an evaluation": lambda: kill_in(checkpoint.files, "write_json", 11),
-    "rotation": lambda: kill_in(checkpoint.shutil, "rmtree", 2),
+    "rotation": lambda: kill_in(checkpoint.files.shutil, "rmtree", 2),
     "metrics": lambda: kill_in(loop._Lines, "write", 7),
     "evaluated, not saved": lambda: kill_in(loop._Training, "_save", 4),
     "summary": lambda: kill_in(loop._Training, "summary", 1),

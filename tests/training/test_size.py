@@ -229,6 +229,7 @@ PARAMETERS = {
     "gpt2-124m": 124_439_808,
     "1b": 1e9,
     "8b": 8_030_261_248,  # Llama 3 8B
+    "70b": 70_553_706_496,  # Llama 3 70B
 }
 
 
@@ -237,7 +238,7 @@ def test_every_recipe_is_one_and_has_its_size(name):
     recipe = Recipe.from_dict(override(read_recipe(name), ["data.path=text.txt"]))
     vocab_size = recipe.tokenizer.vocab_size or {"quickstart": 2048, "shakespeare-char": 66, "characters": 66}[name]
     total = count_parameters(recipe.config(vocab_size)).total
-    exact = name in ("gpt2-124m", "8b", "shakespeare-char", "characters")
+    exact = name in ("gpt2-124m", "8b", "70b", "shakespeare-char", "characters")
     assert total == (PARAMETERS[name] if exact else pytest.approx(PARAMETERS[name], rel=0.05))
     assert recipe.training.max_steps or recipe.training.minutes
 

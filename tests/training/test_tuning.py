@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from leftward.data.batches import Dataset
 from leftward.errors import UserError
 from leftward.training import directory, loop, tuning
 from leftward.training.progress import Interrupted, Observer
@@ -62,6 +63,23 @@ def test_every_combination_is_trained_with_every_seed(short, tmp_path):
         assert outcome.deviation("val_loss") == pytest.approx(statistics.stdev(values))
         means.append(outcome.mean("val_bits_per_byte"))
     assert means == sorted(means)
+
+
+def test_a_seed_of_the_data_holds_the_split_while_seeds_vary(short, tmp_path):
+    short["data"] |= {"document_separator": "\n"}
+
+    def held_out(*settings, out):
+        (outcome,) = tune(short, *settings, seeds=2, out=tmp_path / out)
+        for trial in outcome.trials:
+            dataset = Dataset.open(trial.directory / "tokens")
+            yield dataset.val.slice(0, len(dataset.val)).tolist(), trial.summary["final_val_loss"]
+
+    (one, loss), (other, other_loss) = held_out("data.seed=5", out="held")
+    assert one == other and loss != other_loss
+    files = [(tmp_path / "held" / f"seed={seed}" / "tokens" / "val-00000.npy").stat().st_ino for seed in (1, 2)]
+    assert files[0] == files[1]  # prepared once
+    (one, _), (other, _) = held_out(out="varied")
+    assert one != other
 
 
 def test_what_has_finished_is_not_repeated_and_more_seeds_are_added(short, tmp_path, monkeypatch):

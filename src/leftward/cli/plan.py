@@ -184,12 +184,12 @@ def _memory(plan: Plan) -> Iterator[str]:
             ("logits", training.logits),
             ("total", training.total),
         ]
-        shown = [(name, _bytes(count)) for name, count in rows if count]
+        shown = [(name, in_bytes(count)) for name, count in rows if count]
         yield from _section(f"Memory to train in {training.dtype}, {sequences} at a time", shown)
     held = [
-        (f"weights, {plan.dtype}", _bytes(plan.inference.weights)),
-        (f"KV cache, {kv.dtype}", _bytes(plan.inference.kv_cache)),
-        ("total", _bytes(plan.inference.total)),
+        (f"weights, {plan.dtype}", in_bytes(plan.inference.weights)),
+        (f"KV cache, {kv.dtype}", in_bytes(plan.inference.kv_cache)),
+        ("total", in_bytes(plan.inference.total)),
         ("KV cache of a token", f"{kv.bytes_per_token:,} B"),
     ]
     if kv.bytes_per_token_global != kv.bytes_per_token:
@@ -202,7 +202,7 @@ def _limits(plan: Plan) -> Iterator[str]:
     assert limits is not None
     on, rows = limits.hardware, []
     if limits.decode_tokens_per_second is not None:
-        rows.append(("read at each decoding step", _bytes(limits.decode_bytes)))
+        rows.append(("read at each decoding step", in_bytes(limits.decode_bytes)))
         rows.append((f"decoding at {plan.seq_len:,} tokens", f"{limits.decode_tokens_per_second:,.1f} tokens/s"))
     if limits.prefill_seconds is not None:
         rows.append((f"prefill of {plan.batch_size:,} × {plan.seq_len:,}", _duration(limits.prefill_seconds)))
@@ -268,7 +268,7 @@ def _aligned(rows: Rows) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _bytes(count: int) -> str:
+def in_bytes(count: int) -> str:
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:,.2f} {name}"

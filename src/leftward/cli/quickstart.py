@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shlex
 import sys
@@ -31,7 +32,7 @@ def quickstart(
     from leftward.training.recipe import Recipe
 
     arguments = ["quickstart", f"training.minutes={minutes}", f"seed={seed}"]
-    run = watched(runs.train, Recipe.from_dict(recipe_values(arguments, data, out)))
+    run = watched(functools.partial(runs.train, Recipe.from_dict(recipe_values(arguments, data, out))))
     curve = [(line["tokens"], line["val_bits_per_byte"]) for line in run.history if "val_loss" in line]
     typer.echo("\n" + chart(curve, "validation bits/byte", "tokens trained on"))
     with contextlib.suppress(KeyboardInterrupt):  # the run is whole: only its samples are cut short

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,37 +38,87 @@ def train(
         list[str] | None,
         typer.Option(help="Text: a file, directory, glob, - (stdin) or builtin:python-reference. Repeatable."),
     ] = None,
+    init_from: Annotated[
+        str | None, typer.Option("--from", help="Begin from this model: a run, model directory, .gguf or hub name.")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole recipe, every field, and stop.")] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --dry-run: what each of so many ranks would hold and send, without starting any."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
     """Train a model on text, from a recipe or with the defaults.
 
     Example: leftward train --data book.txt training.minutes=10 model.n_layers=8
+    Or from a model: leftward train --data book.txt --from SmolLM2-135M.gguf lora.rank=8
     """
     from leftward.training.recipe import Recipe
 
     arguments = list(recipe_and_overrides or [])
+    if ranks is not None and not dry_run:
+        raise UserError("--ranks is for --dry-run: a run has the ranks that torchrun starts")
     if resume is not None:
-        if arguments or data or out or dry_run:
-            raise UserError("--resume goes on with the run's own recipe: give it alone")
+        if data or init_from or out or dry_run or not all(each.startswith("parallel.") for each in arguments):
+            raise UserError("--resume goes on with the run's own recipe: give it alone, or with parallel.… settings")
+        with _ranks() as tells:
+            from leftward import runs
+
+            run = watched(functools.partial(runs.resume, resume, *arguments), tells)
+            if tells:
+                show_result(run, as_json)
+        return
+    with _ranks() as tells:
+        if not data and not arguments:
+            raise UserError("nothing to train on: give a recipe, or text with --data PATH (`leftward train --help`)")
+        values = recipe_values(arguments, data, out)
+        if init_from is not None:
+            values = {**values, "init_from": init_from}
+        recipe = Recipe.from_dict(values)
+        if dry_run:
+            _rehearse(recipe, values, ranks, as_json)
+            return
+        if tells and (sized := what_size_settles(values)):
+            typer.echo(sized, err=True)
         from leftward import runs
 
-        show_result(watched(runs.resume, resume), as_json)
-        return
-    if not data and not arguments:
-        raise UserError("nothing to train on: give a recipe, or text with --data PATH (`leftward train --help`)")
-    values = recipe_values(arguments, data, out)
-    recipe = Recipe.from_dict(values)
-    if sized := what_size_settles(values):
-        typer.echo(f"{sized}\n" if dry_run else sized, err=not dry_run)
-    if dry_run:
-        typer.echo(recipe.to_yaml(), nl=False)
-        return
-    from leftward import runs
+        run = watched(functools.partial(runs.train, recipe), tells)
+        if tells:
+            show_result(run, as_json)
 
-    show_result(watched(runs.train, recipe), as_json)
+
+@contextlib.contextmanager
+def _ranks() -> Iterator[bool]:
+    """Whether this process tells, of those that torchrun has started; what ends one of them ends all."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    from leftward.training.parallel import joined
+
+    with joined() as world:
+        yield world.is_first
+
+
+def _rehearse(recipe: Recipe, values: dict[str, Any], ranks: int | None, as_json: bool) -> None:
+    """What would be trained; or, on so many `ranks`, what each of them would hold and send."""
+    if recipe.init_from is not None:
+        from leftward.training.finetuning import settled
+
+        recipe = settled(recipe)
+    if ranks is not None:
+        from leftward.cli import rehearsal
+        from leftward.training.rehearsal import rehearse
+
+        found = rehearse(recipe, ranks)
+        typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(rehearsal.lines(found)))
+        return
+    if sized := what_size_settles(values):
+        typer.echo(f"{sized}\n")
+    typer.echo(recipe.to_yaml(), nl=False)
 
 
 def recipe_values(arguments: list[str], data: list[str] | None, out: str | None) -> dict[str, Any]:
@@ -93,15 +146,17 @@ def what_size_settles(values: dict[str, Any]) -> str:
     return "\n".join([title, *(f"#   {key}: {value}" for key, value in settled.items())])
 
 
-def watched(train_or_resume: Callable[..., Run], what: Recipe | Path) -> Run:
-    """Train before the user's eyes; where that is interrupted, say how to go on."""
+def watched(train_or_resume: Callable[..., Run], tells: bool = True) -> Run:
+    """Train before the user's eyes; where that is interrupted, say how to go on, if this process `tells`."""
     try:
-        return train_or_resume(what, started=STARTED)
+        return train_or_resume(started=STARTED)
     except Interrupted as error:
         how = "saved; go on" if error.saved else "stopped at once; go on from the last checkpoint"
-        typer.echo(f"\n{how} with: leftward train --resume {shlex.quote(str(error.directory))}", err=True)
+        message = f"{how} with: leftward train --resume {shlex.quote(str(error.directory))}"
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted before training began: nothing was written; run the same command again", err=True)
+        message = "interrupted before training began: nothing was written; run the same command again"
+    if tells:
+        typer.echo(f"\n{message}", err=True)
     raise SystemExit(INTERRUPTED)
 
 

@@ -95,7 +95,9 @@ class Encoder:
         self._near = near
         self._dtype = smallest_type(tokenizer.vocab_size)
         self._can_cut = tokenizer.kind != "char" and self._parts_at_cuts()
-        self._separator = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype=np.uint32)
+        ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        # What ends the document before it, then what begins one, where that is another token: Llama's </s> <s>.
+        self._separator = np.array(ends + (tokenizer.before if tokenizer.before != ends else []), dtype=np.uint32)
 
     def __call__(self, texts: Sequence[Text]) -> Encoded:
         """Raises: UserError where the vocabulary can't write a text."""

@@ -60,8 +60,9 @@ def prepare(
     A ready `tokenizer` is used as it is; without one, it is trained as `settings` say, on training and validation
     text alike (a character that only validation holds must have an id too).
 
-    Every document follows an eos token and one more ends each split: `<eos> doc <eos> doc <eos>`. A single document
-    is cut in two; then training is `<eos> head` and validation exactly the tail.
+    Every document follows an eos token and one more ends each split: `<eos> doc <eos> doc <eos>`. Where the tokenizer
+    begins a text with another token, that follows each eos but the last: `<eos> <bos> doc <eos>`. A single document is
+    cut in two; then training is `<eos> head` and validation exactly the tail.
 
     If it is killed, or the disk is full, the same call goes on where it was, and gives the same bytes. (Standard input
     is read anew.) On a dataset that the same call has made it does nothing.

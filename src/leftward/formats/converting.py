@@ -23,13 +23,12 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def write_hf_model(directory: Path, loaded: Loaded, dtype: str | None, max_shard_bytes: int) -> None:
     """Raises: UserError, where the disk refuses. A model that no class can express is written as our own."""
-    kept = {key: value for key, value in loaded.generation.items() if value not in (None, [])}
     save_model(
         directory,
         loaded.decoder.config,
         _weights(loaded, dtype),
         loaded.tokenizer,
-        kept,
+        loaded.generation,
         model_type=loaded.model_type,
         max_shard_bytes=max_shard_bytes,
     )

@@ -49,6 +49,11 @@ def to_hf(
     return config_json, _write_tensors(family, config, state)
 
 
+def places(config: Config, names: Iterable[str], model_type: str | None = None) -> Iterator[tuple[str, list[str], Op]]:
+    """Where the class that `to_hf` takes has our tensors: each name with theirs, and what is done on the way."""
+    return _pairs(_best_table(config, model_type)[0], config, names)
+
+
 def from_hf(config_json: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
     """The Config and a Decoder's state dict.
 

@@ -3,16 +3,19 @@ Hugging Face hub. What is read comes from anywhere; the errors are those of the 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from leftward import files
+from leftward.config import Config
 from leftward.errors import UserError
 from leftward.formats.directory import is_hub_id
-from leftward.formats.model_directory import build_decoder, load_model
+from leftward.formats.model_directory import build_decoder, load_config, load_model
 from leftward.model.decoder import Decoder
+from leftward.model.positions import frequencies
 from leftward.text.tokenizer import Tokenizer
 
 # What a repository has that a model is made of; never code. Pickles only where there is nothing better.
@@ -45,6 +48,45 @@ def open_model(what: Path | str, dtype: torch.dtype | None = torch.float32) -> L
         path = _from_hub(str(what))
     decoder, tokenizer, generation = load_model(path, dtype)
     return Loaded(decoder, tokenizer, generation, files.read_json(path / "config.json").get("model_type"))
+
+
+def open_config(what: Path | str) -> Config:
+    """The Config alone of what `open_model` opens, before any memory is taken for weights. Raises: UserError."""
+    path = Path(what)
+    if path.suffix == ".gguf":
+        from leftward.formats.gguf import GGUF  # as below
+        from leftward.formats.gguf_models import config_of
+
+        try:
+            return config_of(GGUF.open(path))
+        except UserError as error:
+            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+    if path.suffix == ".bin" and path.is_file():
+        from leftward.formats.llama2c import read_llama2c
+
+        return read_llama2c(path)[0]
+    return load_config(_from_hub(str(what)) if is_hub_id(what) else path)
+
+
+def shortened(decoder: Decoder, max_seq_len: int) -> Decoder:
+    """The same weights with a shorter context. Raises: UserError, where it is no length from 1 to the model's own."""
+    config = decoder.config
+    if type(max_seq_len) is not int or not 1 <= max_seq_len <= config.max_seq_len:
+        raise UserError(f"max_seq_len is {max_seq_len!r}: it must be a whole number from 1 to {config.max_seq_len}")
+    state = decoder.state_dict()
+    if "position_embed.weight" in state:
+        state["position_embed.weight"] = state["position_embed.weight"][: max_seq_len + config.position_offset]
+    return build_decoder(with_context(config, max_seq_len), state)
+
+
+def with_context(config: Config, max_seq_len: int) -> Config:
+    """The Config of a model's weights with a context that may be shorter."""
+    if max_seq_len == config.max_seq_len:
+        return config
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "longrope":  # the factor is the whole context's, the angles the text's
+        scaling = dataclasses.replace(scaling, attention_factor=frequencies(config)[1])
+    return dataclasses.replace(config, max_seq_len=max_seq_len, rope_scaling=scaling)
 
 
 def _open_gguf(path: Path, dtype: torch.dtype | None) -> Loaded:

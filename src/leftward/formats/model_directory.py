@@ -18,7 +18,7 @@ from leftward import files
 from leftward.config import Config
 from leftward.errors import UserError, printable
 from leftward.formats.directory import check_model_directory
-from leftward.formats.hf import from_hf, to_hf
+from leftward.formats.hf import config_from_hf, from_hf, to_hf
 from leftward.formats.pickled import read_pickled
 from leftward.formats.tensors import read_tensors, write_tensors
 from leftward.model.decoder import Decoder
@@ -50,7 +50,7 @@ def save_model(
 
     Args:
         state: a Decoder's state dict; its dtype is the file's.
-        generation: what generation_config.json says beside the tokenizer's special ids.
+        generation: what generation_config.json says beside the tokenizer's special ids; what is None or [] is left out.
         model_type: the Hugging Face class to prefer, where several can say all of `config`.
         max_shard_bytes: weights beyond it go into several files and an index, as transformers has them. None: one file.
 
@@ -64,8 +64,9 @@ def save_model(
         directory.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         tokenizer.save(directory, model_max_length=config.max_seq_len)
+    said = {key: value for key, value in (generation or {}).items() if value not in (None, [])}
     named = {key: value for key, value in ids.items() if value is not None}
-    files.write_json(directory / "generation_config.json", named | dict(generation or {}))
+    files.write_json(directory / "generation_config.json", named | said)
     files.write_json(directory / "config.json", config_json | ids)
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) == 1:
@@ -94,9 +95,9 @@ def _shards(tensors: Mapping[str, Tensor], most: int | None) -> list[dict[str, T
     return shards
 
 
-def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor]) -> None:
-    """Write only the weights of a model directory that has the rest. Raises: UserError."""
-    write_tensors(directory / WEIGHTS, to_hf(config, state)[1])
+def save_weights(directory: Path, config: Config, state: Mapping[str, Tensor], model_type: str | None = None) -> None:
+    """Write only the weights of a model directory that has the rest; else as `save_model`. Raises: UserError."""
+    write_tensors(directory / WEIGHTS, to_hf(config, state, model_type)[1])
 
 
 def load_model(
@@ -127,6 +128,17 @@ def load_model(
             f"{config.vocab_size}: it is another model's tokenizer"
         )
     return decoder, tokenizer, _read_generation(directory, config_json)
+
+
+def load_config(directory: Path) -> Config:
+    """The Config of a model directory. Raises: UserError."""
+    check_model_directory(directory)
+    try:
+        return config_from_hf(_read_object(directory / "config.json"))
+    except UserError as error:
+        where = directory / "config.json"
+        message = printable(str(error), _LONGEST_MESSAGE)
+        raise UserError(message if message.startswith(str(where)) else f"{where}: {message}") from None
 
 
 def _as_stored(tensor: Tensor) -> torch.dtype:

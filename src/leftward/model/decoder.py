@@ -5,6 +5,7 @@ This file is the place to start reading. Each part has a file of its own beside 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -36,7 +37,7 @@ class Decoder(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         if not self.embed.weight.is_meta:  # where the first random number costs a second or two, and is none
-            initialise(self)
+            initialise(config, dict(self.named_parameters()))
 
     def forward(
         self,
@@ -213,24 +214,23 @@ def _check_arguments(
 
 
 @torch.no_grad()
-def initialise(decoder: Decoder) -> None:
-    """Every weight drawn in one place.
+def initialise(config: Config, weights: Mapping[str, Tensor]) -> None:
+    """Every weight of a Decoder drawn in one place, in the order of `weights`.
 
     Matrices and embeddings: N(0, 0.02²) as in GPT-2. The two matrices of a block that write to the residual stream
     start at zero, so that a fresh block adds nothing (Zhang et al. 2019, arXiv 1901.09321; measured in docs/log.md),
     but for blocks that put a norm behind them: the norm of nothing has no gradient worth the name. Norms multiply by 1
     and add 0. Rows that pad the vocabulary are zero.
     """
-    config = decoder.config
     zeroed: tuple[str, ...] = (".bias", ".sinks")
     if config.block not in ("sandwich", "output"):
         zeroed += (".o.weight", ".down.weight")
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in weights.items():
         if name.endswith(zeroed) or ("norm" in name and config.norm_weight == "one_plus"):
             nn.init.zeros_(parameter)
         elif "norm" in name:
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=0.02)
-    for table in (decoder.embed.weight, decoder.head.weight):
-        table[config.vocab_size :] = 0
+        if name in ("embed.weight", "head.weight"):
+            parameter[config.vocab_size :] = 0

@@ -10,7 +10,7 @@ from leftward.config import Config
 from leftward.model.feedforward import ACTIVATIONS, FeedForward
 
 
-class _Stacked(nn.Module):
+class Stacked(nn.Module):
     """The weights of one matrix of every expert: [n_experts, out, in]."""
 
     def __init__(self, n_experts: int, n_in: int, n_out: int, bias: bool) -> None:
@@ -35,9 +35,9 @@ class Experts(nn.Module):
         self.is_normalised = config.router_normalised
         self.router = nn.Linear(config.d_model, config.n_experts, bias=config.ff_bias)
         width = 2 * config.d_ff if config.is_gated else config.d_ff
-        self.up = _Stacked(config.n_experts, config.d_model, width, config.ff_bias)
+        self.up = Stacked(config.n_experts, config.d_model, width, config.ff_bias)
         self.activation = ACTIVATIONS[config.feed_forward]
-        self.down = _Stacked(config.n_experts, config.d_ff, config.d_model, config.ff_bias)
+        self.down = Stacked(config.n_experts, config.d_ff, config.d_model, config.ff_bias)
         self.shared = FeedForward(config, config.d_shared) if config.d_shared else None
         self.balance_loss: Tensor | None = None
         """Of the last forward pass in training: 1 where experts are used evenly, n_experts where one has all. Padding

@@ -32,9 +32,7 @@ def new(recipe: Recipe) -> Iterator[Path]:
         )
     with _locked(directory):
         try:
-            files.write_text(
-                directory / RECIPE, recipe.model_copy(update={"out": str(directory)}).to_yaml() + f"{_END.decode()}\n"
-            )
+            write(recipe, directory)
             yield directory
         except BaseException:
             if not (directory / "metrics.jsonl").exists():
@@ -62,6 +60,12 @@ def read(directory: Path) -> Recipe:
     if not (directory / RECIPE).read_bytes().rstrip().endswith(_END):
         raise UserError(f"{directory / RECIPE} is cut short: it must end with the line `{_END.decode()}`")
     return Recipe.from_dict(read_yaml(directory / RECIPE))
+
+
+def write(recipe: Recipe, directory: Path) -> None:
+    """Put a recipe into its run directory. Raises: UserError, where the disk refuses."""
+    whole = recipe.model_copy(update={"out": str(directory)})
+    files.write_text(directory / RECIPE, whole.to_yaml() + f"{_END.decode()}\n")
 
 
 def name_of(recipe: Recipe) -> str:

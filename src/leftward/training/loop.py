@@ -7,6 +7,7 @@ put the best weights into the run directory; a resumed run repeats what was afte
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import signal
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from leftward import files
 from leftward.config import Config
-from leftward.data.batches import Dataset, is_dataset, link
+from leftward.data.batches import IGNORED, Dataset, is_dataset, link
 from leftward.data.order import Order, validation
 from leftward.data.prepare import prepare
 from leftward.errors import UserError
@@ -36,15 +37,21 @@ from leftward.kernels import native
 from leftward.model.decoder import Decoder
 from leftward.planner import count_parameters
 from leftward.text.tokenizer import Tokenizer
-from leftward.training import checkpoint
+from leftward.training import checkpoint, divergence
 from leftward.training.checkpoint import State
+from leftward.training.directory import write as write_recipe
+from leftward.training.finetuning import Base
 from leftward.training.loss import bits_per_byte, evaluate, head_loss, tensors
 from leftward.training.optim import Optimizer, parameter_groups
-from leftward.training.precision import choose_device, choose_dtype, physical_memory
+from leftward.training.parallel import World, joined, recompute_blocks
+from leftward.training.precision import check_fits, choose_device, choose_dtype
 from leftward.training.progress import Diverged, Interrupted, Observer, Progress
 from leftward.training.recipe import Recipe
 from leftward.training.schedule import Plan, lr_fraction
 from leftward.training.size import TOLERANCE, parse_size
+
+if TYPE_CHECKING:
+    from leftward.training.sharding import Sharding
 
 SUMMARY = "summary.json"
 _SAVE_SECONDS = 120.0
@@ -75,21 +82,41 @@ def run(
         UserError: the data or the disk make going on impossible, or the numbers (Diverged).
     """
     started = time.perf_counter() if started is None else started
-    device = choose_device(recipe.training.device)
-    tokenizer, dataset = _open_data(recipe, directory, observer)
-    kernels: contextlib.AbstractContextManager[str] = contextlib.nullcontext("PyTorch's")
-    if device.type == "cpu":
-        kernels = native.in_use()
-        native.keep_freed_memory()
-    with _interruptible(directory) as interrupted, kernels as which:
-        training = _Training(recipe, directory, observer, device, tokenizer, dataset, interrupted, rate, which)
-        if (directory / SUMMARY).exists():
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined())
+        stack.enter_context(world.telling())
+        device = choose_device(recipe.training.device)
+        base = None
+        if recipe.lora.rank is not None and world.size > 1:
+            raise UserError(
+                f"LoRA trains in one process, and torchrun has started {world.size}: begin without torchrun, or leave "
+                "lora.rank out to train all weights over the ranks"
+            )
+        if recipe.init_from is not None:
+            base = Base.open(recipe)
+            recipe = base.recipe
+            if world.is_first:
+                write_recipe(recipe, directory)
+        world.arrange(recipe)
+        tokenizer, dataset = world.after_first(functools.partial(_open_data, recipe, directory, observer, base))
+        kernels = "PyTorch's"
+        if device.type == "cpu":
+            kernels = stack.enter_context(native.in_use())
+            native.keep_freed_memory()
+        received = stack.enter_context(_interruptible(directory))
+        interrupted = lambda: world.any(received())  # noqa: E731
+        training = _Training(
+            *(recipe, directory, observer, world, device, tokenizer, dataset, base, interrupted, rate, kernels)
+        )
+        if world.from_first((directory / SUMMARY).exists):
             observer.note(f"the run in {directory} has finished: there is nothing to go on with")
             return dict(files.read_json(directory / SUMMARY))
         before = training.state.elapsed
         training.go_on()
         summary = training.summary(before + time.perf_counter() - started)
-        files.write_json(directory / SUMMARY, summary)
+        if world.is_first:
+            files.write_json(directory / SUMMARY, summary)
+        world.wait()
     return summary
 
 
@@ -101,33 +128,36 @@ class _Training:
         recipe: Recipe,
         directory: Path,
         observer: Observer,
+        world: World,
         device: torch.device,
         tokenizer: Tokenizer,
         dataset: Dataset,
+        base: Base | None,
         interrupted: Callable[[], bool],
         rate: Callable[[int, Plan, Recipe], float],
         kernels: str,
     ) -> None:
-        self.recipe, self.directory, self.observer, self.device = recipe, directory, observer, device
-        self.dataset, self.interrupted, self.rate = dataset, interrupted, rate
+        self.recipe, self.directory, self.observer = recipe, directory, observer
+        self.world, self.device = world, device
+        self.dataset, self.base, self.interrupted, self.rate = dataset, base, interrupted, rate
         self.seq_len = recipe.seq_len
         self.order = Order(dataset, self.seq_len, recipe.seed, recipe.data.packing)
         self.val = validation(dataset, recipe.data.packing)
-        self.config = recipe.config(tokenizer.vocab_size)
-        _check_fits(recipe, self.config)
-        torch.manual_seed(recipe.seed)
-        self.decoder = Decoder(self.config).to(device)
-        self.n_parameters = self.decoder.n_parameters
+        self.config = recipe.config(tokenizer.vocab_size) if base is None else base.config
+        self.n_parameters = count_parameters(self.config).total
+        if base is None:
+            check_fits(recipe, self.n_parameters * world.on_this_machine // world.size)
+        saved = checkpoint.latest_state(directory)
+        dtype = saved.dtype if saved else world.from_first(lambda: choose_dtype(recipe.training.dtype, device))
+        self.decoder, self.sharding = _build(recipe, self.config, base, world, device, dtype)
         self.tokenizer = tokenizer
         self.prompts = {text: _prompt(text, tokenizer, self.config) for text in recipe.training.sample_prompts}
         self.native = kernels == "native"
-        saved = checkpoint.load_latest(directory)
-        self.metrics = _Lines(directory / "metrics.jsonl", saved[0] if saved else None)
-        self.samples = _Lines(directory / "samples.jsonl", saved[0] if saved else None) if self.prompts else None
-        dtype = saved[0].dtype if saved else choose_dtype(recipe.training.dtype, device)
-        self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype])
-        if saved:
-            self._restore(*saved)
+        self.metrics = _Lines(directory / "metrics.jsonl", saved, world)
+        self.samples = _Lines(directory / "samples.jsonl", saved, world) if self.prompts else None
+        self.optimizer = Optimizer(self.decoder, recipe.optimizer, DTYPES[dtype], self.sharding)
+        if found := checkpoint.load_latest(directory, self.sharding):
+            self._restore(*found)
         else:
             self.state = State(
                 step=0,
@@ -139,20 +169,26 @@ class _Training:
                 native=self.native,
                 data_fingerprint=dataset.fingerprint,
                 recipe_fingerprint=recipe.fingerprint(),
+                base_fingerprint=None if base is None else base.fingerprint,
                 # Of a mixture, those of the dataset that comes round first.
                 plan=Plan.of(recipe, float(min(part.rows.per_epoch / part.share for part in self.order.sources))),
             )
-            save_model(directory, self.config, self.optimizer.weights(), tokenizer)
-        self.hidden: Callable[..., torch.Tensor] = self._compiled() if recipe.training.compile else self.decoder.hidden
+            generation, model_type = (None, None) if base is None else (base.generation, base.model_type)
+            weights = self._whole_weights()
+            if world.is_first:
+                save_model(directory, self.config, weights, tokenizer, generation, model_type)
+        self.hidden: Callable[..., torch.Tensor] = self.decoder.hidden
+        if recipe.training.compile and self.sharding is None:  # that has its blocks compiled
+            self.hidden = self._compiled()
         self.evaluation_seconds = self.data_seconds = 0.0
         self.clock = time.perf_counter() - self.state.elapsed
-        self.saved_at = time.perf_counter()
+        self.saved_at = self.elapsed
         self._announce()
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, over all sessions."""
-        return time.perf_counter() - self.clock
+        """Seconds of training, over all sessions, by the first rank's clock: all ranks ask together."""
+        return self.world.agree(time.perf_counter() - self.clock)
 
     def go_on(self) -> None:
         """Train until the plan's last step, or until patience runs out, saving and evaluating on the way."""
@@ -179,37 +215,59 @@ class _Training:
     def _step(self) -> None:
         recipe, state = self.recipe, self.state
         training = recipe.training
-        if self.config.dropout:
-            torch.manual_seed(int(np.random.SeedSequence([recipe.seed, state.step]).generate_state(1)[0]))
+        if self.config.dropout or recipe.lora.dropout:
+            of_step = [recipe.seed, state.step, *([self.world.rank] if self.world.rank else [])]
+            torch.manual_seed(int(np.random.SeedSequence(of_step).generate_state(1)[0]))
         began = time.perf_counter()
-        batch, position = self.order.batch(state.position, training.batch_size)
+        first, n_rows = self.world.share(state.position, training.batch_size)
+        batch, _ = self.order.batch(first, n_rows)
         self.data_seconds = time.perf_counter() - began
-        n_targets = max(1, batch.n_targets)
-        inputs, targets, documents = tensors(batch, self.device)  # [batch_size, seq_len]
-        mean, balance = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        micro = training.micro_batch_size or training.batch_size
-        for start in range(0, training.batch_size, micro):
+        inputs, targets, documents = tensors(batch, self.device)  # [n_rows, seq_len]
+        targets = self.world.own_tokens(targets)
+        n_targets = max(1, round(self.world.sum(int((targets != IGNORED).sum()))[0]))
+        balance = torch.zeros((), device=self.device)
+        losses: list[torch.Tensor] = []
+        micro = min(training.micro_batch_size or n_rows, n_rows)
+        for start in range(0, n_rows, micro):
             rows = slice(start, start + micro)
             hidden = self.hidden(inputs[rows], documents=None if documents is None else documents[rows])
             loss = head_loss(self.decoder, hidden, targets[rows], n_targets)
             charged = loss
             if self.config.n_experts:
-                unevenness = self.decoder.balance_loss() * (micro / training.batch_size)
+                unevenness = self.decoder.balance_loss() * (len(inputs[rows]) / training.batch_size)
                 charged = loss + training.balance_loss * unevenness
                 balance += unevenness.detach()
             charged.backward()
             self.optimizer.accumulate()
-            mean += loss.detach()
+            losses.append(loss.detach())
         fraction = self.rate(state.step, state.plan, recipe)
-        grad_norm = self.optimizer.step(fraction)
-        if not (mean.isfinite() and math.isfinite(grad_norm)):  # before anything of this step can be saved
-            raise Diverged(
-                f"the loss became {mean.item()} and its gradient's norm {grad_norm} at step {state.step + 1}; what "
-                f"{self.directory} holds was saved before. Lower optimizer.lr and optimizer.adamw_lr, or lengthen "
-                "schedule.warmup_steps"
+        mean, of_experts = self.world.sum(torch.stack(losses).sum().item(), balance.item())
+        grad_norm = self.optimizer.grad_norm()
+        if not (math.isfinite(mean) and math.isfinite(grad_norm)):
+            parts = [loss.item() for loss in losses]
+            diverged = divergence.of_step(
+                *(self.directory, self.decoder, self.tokenizer, batch),
+                step=state.step + 1,
+                position=first,
+                loss=mean,
+                part_losses=parts,
+                micro=micro,
+                grad_norm=grad_norm,
+                rank=None if self.world.size == 1 else self.world.rank,
             )
-        self.state = replace(state, step=state.step + 1, position=position, tokens=state.tokens + n_targets)
-        self._report(mean.item(), fraction, grad_norm, balance.item() if self.config.n_experts else None)
+            self.world.leave_it_to(not all(map(math.isfinite, parts)))
+            raise diverged
+        spikes, spike = state.spikes, None
+        if training.skip_spikes is not None:
+            spikes, spike = spikes.judge(mean, grad_norm, training.skip_spikes)
+        if spike:
+            self.optimizer.forget()
+            self.observer.note(f"step {state.step + 1:,} is left out (training.skip_spikes): {spike}")
+        else:
+            self.optimizer.step(fraction, grad_norm)
+        position, tokens = state.position + training.batch_size, state.tokens + n_targets
+        self.state = replace(state, step=state.step + 1, position=position, tokens=tokens, spikes=spikes)
+        self._report(mean, fraction, grad_norm, of_experts if self.config.n_experts else None)
 
     def _report(self, loss: float, fraction: float, grad_norm: float, balance: float | None) -> None:
         state, elapsed, train = self.state, self.elapsed, self.dataset.train
@@ -238,12 +296,15 @@ class _Training:
                 tokens=state.tokens,
                 elapsed_s=round(elapsed, 3),
                 **({} if balance is None else {"balance_loss": balance}),
+                **({} if self.recipe.training.skip_spikes is None else {"skipped_steps": state.spikes.skipped}),
             )
         self.observer.stepped(progress)
 
     def _evaluation_is_due(self) -> bool:
         step, training = self.state.step, self.recipe.training
-        if step == 0 or training.eval_interval == 0:
+        if step == 0:  # what a run begins from may be better than all that comes
+            return self.base is not None
+        if training.eval_interval == 0:
             return False
         if training.eval_interval is not None:
             return step % training.eval_interval == 0
@@ -255,26 +316,32 @@ class _Training:
         return self.elapsed - self.state.evaluated_at >= apart
 
     def _save_is_due(self) -> bool:
-        interval = self.recipe.training.save_interval
-        if interval is not None:
-            return self.state.step > 0 and self.state.step % interval == 0
-        return time.perf_counter() - self.saved_at > _SAVE_SECONDS
+        step, training = self.state.step, self.recipe.training
+        if any(each is not None and step > 0 == step % each for each in (training.save_interval, training.keep_every)):
+            return True
+        return training.save_interval is None and self.elapsed - self.saved_at > _SAVE_SECONDS
 
     def _save(self) -> None:
         self.state = replace(self.state, elapsed=self.elapsed)
-        if not all(weight.isfinite().all() for weight in self.optimizer.masters.values()):
+        if self.world.any(not all(weight.isfinite().all() for weight in self.optimizer.masters.values())):
             raise Diverged(
                 f"weights became infinite at step {self.state.step}; what {self.directory} holds was saved before. "
                 "Lower optimizer.lr, optimizer.adamw_lr or optimizer.weight_decay"
             )
-        checkpoint.save(self.directory, self.state, self.optimizer.weights(), self.optimizer.state())
+        training = self.recipe.training
+        checkpoint.save(
+            *(self.directory, self.state, self.optimizer.weights(), self.optimizer.state()),
+            keep=training.keep,
+            keep_every=training.keep_every,
+            sharding=self.sharding,
+        )
         if self.state.best_loss is None:  # nothing is known to be better
             self._publish()
-        self.saved_at = time.perf_counter()
+        self.saved_at = self.elapsed
 
     def _evaluate(self) -> None:
         began = self.elapsed
-        evaluation = evaluate(self.decoder, self.val, self.seq_len, self.device, self.interrupted)
+        evaluation = evaluate(self.decoder, self.val, self.seq_len, self.device, self.interrupted, self.world)
         if evaluation is None:
             return
         step, best = self.state.step, self.state.best_loss
@@ -319,7 +386,21 @@ class _Training:
 
     def _publish(self) -> None:
         """Put the weights as they are now into the run directory, which is a model directory."""
-        save_weights(self.directory, self.config, self.optimizer.weights())
+        if self.state.step == 0:  # as when it was begun
+            return
+        if self.base is not None:
+            self.base.save_adapter(self.directory, self.optimizer.weights())
+        model_type = None if self.base is None else self.base.model_type
+        weights = self._whole_weights()
+        if self.world.is_first:
+            save_weights(self.directory, self.config, weights, model_type)
+
+    def _whole_weights(self) -> dict[str, torch.Tensor]:
+        """The model's, of which the optimizer may have adapters only. Of several ranks, the first gets them."""
+        weights = self.optimizer.weights()
+        if self.sharding is not None:
+            return dict(self.sharding.whole(weights))
+        return weights if self.base is None else self.base.whole(weights)
 
     def _restore(self, state: State, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
         if state.data_fingerprint != self.dataset.fingerprint:
@@ -331,6 +412,12 @@ class _Training:
             raise UserError(
                 f"recipe.yaml in {self.directory} is not the recipe that this run was begun with: put it back, or "
                 "train anew with --out"
+            )
+        if state.base_fingerprint != (None if self.base is None else self.base.fingerprint):
+            raise UserError(
+                f"{self.recipe.init_from or 'nothing'} is not what this run began from: weights, architecture or "
+                f"tokenizer are others. Put the model back (init_from in {self.directory / 'recipe.yaml'} says where), "
+                "or begin a new run"
             )
         self.optimizer.restore(weights, optimizer)
         self.state = state
@@ -365,7 +452,7 @@ class _Training:
     def _announce(self) -> None:
         recipe, note = self.recipe, self.observer.note
         groups = parameter_groups(self.decoder)
-        decayed = sum(self.optimizer.masters[name].numel() for name in groups["matrices"])
+        decayed = self.optimizer.count(groups["matrices"])
         config = self.config
         note(
             f"model: {self.n_parameters:,} parameters: {config.n_layers} layers × {config.d_model} wide, "
@@ -376,6 +463,10 @@ class _Training:
                 f"that is not the size of {recipe.size} for which the recipe was made, since its vocabulary was not "
                 f"known: set tokenizer.vocab_size={config.vocab_size} beside the size"
             )
+        if self.base is not None:
+            note(f"begun from {recipe.init_from}, fingerprint {self.base.fingerprint}")
+            for line in self.base.describe_lora(self.optimizer):
+                note(line)
         rule = "Muon" if recipe.optimizer.name == "muon" else f"weight decay {recipe.optimizer.weight_decay}"
         note(f"optimizer: {rule} for {decayed:,} of them in matrices, AdamW without decay for the rest")
         train, val = self.dataset.train, self.dataset.val
@@ -397,6 +488,12 @@ class _Training:
             f"computing in {self.state.dtype} on {self.device.type}, {torch.get_num_threads()} threads, "
             f"{'native' if self.state.native else 'plain'} kernels"
         )
+        if self.world.size > 1:
+            replicate, shard, tensor = self.world.grid
+            note(
+                f"on {self.world.size:,} ranks: replicate {replicate} × shard {shard} × tensor {tensor}, each with "
+                f"{self.world.share(0, recipe.training.batch_size)[1]:,} sequences of the batch"
+            )
         if hf.family_of(self.config) is None:
             note("no Hugging Face class has this architecture: the run directory will load in leftward only")
 
@@ -410,9 +507,11 @@ class _Training:
             "final_val_loss": state.last_loss,
             "steps": state.step,
             "stopped_early": state.step != state.plan.max_steps,
+            "skipped_steps": state.spikes.skipped,
             "tokens": state.tokens,
             "epochs": self.order.epochs(state.position),
             "params": self.n_parameters,
+            "trained_params": self.n_parameters if self.base is None else self.base.n_learning,
             "wall_s": round(wall_s, 3),
             "training_s": round(self.elapsed, 3),
             "dtype": state.dtype,
@@ -422,16 +521,18 @@ class _Training:
 
 
 class _Lines:
-    """metrics.jsonl, a line a logged step and a line an evaluation, or samples.jsonl: appended, never beyond what is
-    saved and redone."""
+    """metrics.jsonl, a line a logged step and a line an evaluation, or samples.jsonl: appended by the first rank, never
+    beyond what is saved and redone."""
 
-    def __init__(self, path: Path, state: State | None) -> None:
+    def __init__(self, path: Path, state: State | None, world: World) -> None:
         """Keep the lines up to `state`; what an interrupted run wrote after its checkpoint will come again.
 
         Raises:
             UserError: there is no state, yet lines of evaluations, which come only after a checkpoint.
         """
-        self._path = path
+        self._path, self._writes = path, world.is_first
+        if not self._writes:
+            return
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         if state is None and any('"val_loss"' in line for line in lines):
             raise UserError(
@@ -442,6 +543,8 @@ class _Lines:
         files.write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, **values: Any) -> None:
+        if not self._writes:
+            return
         with files.writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
@@ -450,7 +553,8 @@ def _is_before(line: str, state: State) -> bool:
     """Whether a run that goes on from `state` will not write this line again."""
     try:
         values = json.loads(line)
-        return bool(values["step"] <= (state.step if "loss" in values else state.evaluated_step))
+        last = state.step if "loss" in values else state.evaluated_step
+        return last is not None and bool(values["step"] <= last)
     except (ValueError, KeyError, TypeError):  # cut short by a kill
         return False
 
@@ -469,23 +573,41 @@ def _prompt(text: str, tokenizer: Tokenizer, config: Config) -> list[int]:
     return ids
 
 
-def _check_fits(recipe: Recipe, config: Config) -> None:
-    """Refuse what this machine cannot hold before it is built. Raises: UserError."""
-    memory = physical_memory()
-    step = 8 * recipe.training.batch_size * (recipe.seq_len + 1)  # the ids of one step
-    for what, needed in (
-        (f"a model of {count_parameters(config).total:,} parameters", 16 * count_parameters(config).total),
-        ("a batch", step),
-    ):
-        if needed > memory:  # weights, gradients and two averages of each parameter, in fp32
-            raise UserError(
-                f"{what} takes {needed / 1e9:,.0f} GB to train, and this machine has {memory / 1e9:,.0f} GB: make the "
-                "model (n_layers, d_model, vocab_size …) or the batch (batch_size, seq_len) smaller"
-            )
+def _build(
+    recipe: Recipe, config: Config, base: Base | None, world: World, device: torch.device, dtype: str
+) -> tuple[Decoder, Sharding | None]:
+    """The Decoder to train, and how it is spread where there are several ranks."""
+    torch.manual_seed(recipe.seed)
+    recomputes = recipe.parallel.recompute == "blocks"
+    if world.size == 1:
+        decoder = (Decoder(config) if base is None else base.decoder).to(device)
+        if recomputes:
+            recompute_blocks(decoder)
+        return decoder, None
+    from leftward.training.sharding import Sharding  # FSDP takes a second to import
+
+    sharding = Sharding(config, device, world)
+    value = None if base is None else base.decoder.state_dict().__getitem__
+    compiles = recipe.training.compile and world.compiles(device)
+    return sharding.build(DTYPES[dtype], recompute=recomputes, compiled=compiles, value=value), sharding
 
 
-def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tokenizer, Dataset]:
-    """The run's tokens, prepared if they are not there yet."""
+def _open_data(recipe: Recipe, directory: Path, observer: Observer, base: Base | None) -> tuple[Tokenizer, Dataset]:
+    """The run's tokens, prepared if they are not there yet, and their tokenizer: that of the `base` if there is one."""
+    tokenizer, dataset = _find_data(recipe, directory, observer, None if base is None else base.tokenizer)
+    if base is None:
+        return tokenizer, dataset
+    if dataset.tokenizer_fingerprint != base.tokenizer.fingerprint():
+        raise UserError(
+            f"{', '.join(recipe.data_settings().paths)} was prepared with another tokenizer than that of "
+            f"{recipe.init_from}: give the text, or prepare it with that one (leftward data prepare … --tokenizer)"
+        )
+    return base.tokenizer, dataset
+
+
+def _find_data(
+    recipe: Recipe, directory: Path, observer: Observer, given: Tokenizer | None
+) -> tuple[Tokenizer, Dataset]:
     tokens = directory / "tokens"
     if tokens.exists():
         tokenizer, dataset = Tokenizer.load(tokens), Dataset.open(tokens)
@@ -501,7 +623,9 @@ def _open_data(recipe: Recipe, directory: Path, observer: Observer) -> tuple[Tok
             raise UserError("data.path names prepared data and more: give each directory a weight with data.mix")
         dataset = link(recipe.data.mix or {settings.paths[0]: 1.0}, tokens)
         return Tokenizer.load(tokens), dataset
-    tokenizer, dataset = prepare(settings, tokens, seed=recipe.seed, on_progress=observer.preparing)
+    tokenizer, dataset = prepare(
+        settings, tokens, seed=recipe.split_seed, tokenizer=given, on_progress=observer.preparing
+    )
     for note in dataset.notes:
         observer.note(note)
     return tokenizer, dataset

@@ -19,7 +19,7 @@ from leftward.errors import UserError
 from leftward.training.progress import Observer, Progress
 from leftward.training.recipe import Recipe
 
-_WARM_UP = 3  # steps in which memory is taken and kernels are chosen
+WARM_UP = 3  # steps in which memory is taken and kernels are chosen
 _PEAK_SIZE = 2048
 
 
@@ -63,11 +63,14 @@ class Measurement:
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
 
 
-def measure(recipe: Mapping[str, Any], *, steps: int = 10, vocab_size: int = 50_304) -> Measurement:
+def measure(
+    recipe: Mapping[str, Any], *, steps: int = 10, vocab_size: int = 50_304, observer: Observer | None = None
+) -> Measurement:
     """Train for some steps in a temporary directory, and tell how long they took.
 
     Args:
         recipe: its fields as plain data. Without data.path the tokens are random, of a vocabulary of `vocab_size`.
+        observer: is told of the run, and may take its time between steps: that is not counted.
 
     Raises:
         UserError: the recipe is none, or its data can't be read.
@@ -87,15 +90,15 @@ def measure(recipe: Mapping[str, Any], *, steps: int = 10, vocab_size: int = 50_
             | {
                 "out": str(Path(directory) / "run"),
                 "training": whole.training.model_dump()
-                | {"max_steps": _WARM_UP + steps, "minutes": None, "max_epochs": None, "eval_interval": 0}
-                | {"save_interval": 10**9, "patience": None, "sample_prompts": []},
+                | {"max_steps": WARM_UP + steps, "minutes": None, "max_epochs": None, "eval_interval": 0}
+                | {"save_interval": 10**9, "keep_every": None, "patience": None, "sample_prompts": []},
                 "schedule": {**whole.schedule.model_dump(), "warmup_steps": 0},
             }
         )
-        return _measured(short, steps)
+        return _measured(short, steps, observer or Observer())
 
 
-def _measured(recipe: Recipe, steps: int) -> Measurement:
+def _measured(recipe: Recipe, steps: int, observer: Observer) -> Measurement:
     import torch
 
     from leftward import files
@@ -108,21 +111,22 @@ def _measured(recipe: Recipe, steps: int) -> Measurement:
     device = choose_device(recipe.training.device)
     dtype = choose_dtype(recipe.training.dtype, device)
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"dtype": dtype})})
-    seconds = [product_seconds(_PEAK_SIZE, device)[dtype]]
-    watcher = _Watcher(_WARM_UP + steps)
+    seconds = [product_seconds(_PEAK_SIZE, device, [dtype])[dtype]]
+    watcher = _Watcher(WARM_UP + steps, observer)
     with directory.new(recipe) as made:
         with contextlib.suppress(_Enough):
             loop.run(recipe, made, watcher)
         config = config_from_hf(files.read_json(made / "config.json"))
-    seconds.append(product_seconds(_PEAK_SIZE, device)[dtype])
+        recipe = directory.read(made)  # with what it began from settled
+    seconds.append(product_seconds(_PEAK_SIZE, device, [dtype])[dtype])
     with native.in_use() if device.type == "cpu" else contextlib.nullcontext("plain") as which:
         kernels = "compiled" if recipe.training.compile else which.partition(":")[0]
     tokens = recipe.training.batch_size * recipe.seq_len
     return Measurement(
         steps=steps,
         tokens_per_step=tokens,
-        step_seconds=statistics.median(watcher.step_seconds[_WARM_UP:]),
-        data_seconds=statistics.median(watcher.data_seconds[_WARM_UP:]),
+        step_seconds=statistics.median(watcher.step_seconds[WARM_UP:]),
+        data_seconds=statistics.median(watcher.data_seconds[WARM_UP:]),
         flops_per_step=count_flops(config, recipe.seq_len).training_per_token * tokens,
         peak_flops=2 * _PEAK_SIZE**3 / min(seconds),
         memory_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else _largest_so_far(),
@@ -139,11 +143,14 @@ class _Enough(Exception):
 
 
 class _Watcher(Observer):
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, shown: Observer) -> None:
         self.step_seconds: list[float] = []
         self.data_seconds: list[float] = []
-        self._steps = steps
+        self._steps, self._shown = steps, shown
         self._last = 0.0
+
+    def note(self, text: str) -> None:
+        self._shown.note(text)
 
     def starting(self, step: int) -> None:
         self._last = time.perf_counter()
@@ -152,6 +159,7 @@ class _Watcher(Observer):
         now = time.perf_counter()
         self.step_seconds.append(now - self._last)
         self.data_seconds.append(progress.data_seconds)
+        self._shown.stepped(progress)
         if progress.step == self._steps:
             raise _Enough
         self._last = time.perf_counter()

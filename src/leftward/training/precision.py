@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 import torch
 
 from leftward.errors import UserError
 from leftward.formats.tensors import DTYPES
+from leftward.training.recipe import Recipe
 
 
 def choose_device(name: str) -> torch.device:
@@ -29,6 +31,26 @@ def physical_memory() -> int:
         return 1 << 60
 
 
+def check_fits(recipe: Recipe, learning: int, frozen: int = 0) -> None:
+    """Refuse what this machine cannot hold before it is built.
+
+    Args:
+        learning: parameters that are trained: weights, gradients and two averages of each, in fp32.
+        frozen: parameters that are only kept.
+
+    Raises: UserError.
+    """
+    memory = physical_memory()
+    step = 8 * recipe.training.batch_size * (recipe.seq_len + 1)  # the ids of one step
+    of_model = f"a model of {learning + frozen:,} parameters" + (f", {frozen:,} of them frozen," if frozen else "")
+    for what, needed in ((of_model, 16 * learning + 4 * frozen), ("a batch", step)):
+        if needed > memory:
+            raise UserError(
+                f"{what} takes {needed / 1e9:,.0f} GB to train, and this machine has {memory / 1e9:,.0f} GB: make the "
+                "model (n_layers, d_model, vocab_size …) or the batch (batch_size, seq_len) smaller"
+            )
+
+
 def choose_dtype(name: str, device: torch.device) -> str:
     """ "fp32" or "bf16": as named, or for "auto" the faster on this device.
 
@@ -41,16 +63,17 @@ def choose_dtype(name: str, device: torch.device) -> str:
     return "bf16" if seconds["bf16"] * 1.5 < seconds["fp32"] else "fp32"
 
 
-def product_seconds(size: int, device: torch.device) -> dict[str, float]:
+def product_seconds(size: int, device: torch.device, kinds: Iterable[str] = DTYPES) -> dict[str, float]:
     """The best time of a square product in each dtype, taken in turn so that a busy moment hits both."""
     square = torch.ones(size, size, device=device)
-    squares = {kind: square.to(dtype) for kind, dtype in DTYPES.items()}
+    squares = {kind: square.to(DTYPES[kind]) for kind in kinds}
     best = dict.fromkeys(squares, float("inf"))
     for turn in range(20):
         for kind, operand in squares.items():
             start = time.perf_counter()
             (operand @ operand)[0, 0].item()  # waits for the device
             best[kind] = min(best[kind], time.perf_counter() - start)
-        if turn >= 2 and best["bf16"] > 4 * best["fp32"]:  # a processor without bf16 would take seconds to say so
+        # What is clear is not measured further: a processor without bf16 would take seconds.
+        if turn >= 2 and max(best.values()) > 4 * min(best.values()):
             break
     return best

@@ -59,6 +59,8 @@ class DataSection(Section):
     """What to do with a line of .jsonl that cannot be read: stop and name it, or skip and count it."""
     val_fraction: Fraction = 0.1
     """The share of the text held out for validation, by whole documents (the tail, where there is only one)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Decides which documents are held out. null: as `seed` does; a number holds them fixed where that varies."""
     dedup: Literal["none", "exact", "near"] = "none"
     """Leave out documents that are copies of another one: exact ones; near ones too (pip install 'leftward[dedup]')."""
 
@@ -93,6 +95,25 @@ class OptimizerSection(Section):
     """Decoupled decay of the matrices of the blocks. Norms, biases and embeddings are never decayed."""
     grad_clip: Annotated[float, Field(ge=0)] = 1.0
     """The largest norm of the whole gradient. 0: unlimited."""
+
+
+class LoraSection(Section):
+    """Train a few directions beside matrices that stay as they are: LoRA (Hu et al. 2021, arXiv 2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1)] | None = None
+    """Directions a matrix: 8, say; only with init_from. null: no LoRA, all weights train."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """What is added counts alpha / rank times. null: twice the rank."""
+    targets: Annotated[list[str], Field(min_length=1)] = ["qkv", "o", "up", "down"]
+    """Which linears, by the end of their names: qkv, o, up (gate and up), down, router, head; of one layer:
+    blocks.0.attn.qkv. The others, and all that is no matrix, stay as they are."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of what the added directions read."""
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two small matrices is multiplied by."""
+        return 2.0 if self.alpha is None or self.rank is None else self.alpha / self.rank
 
 
 class ScheduleSection(Section):
@@ -134,6 +155,13 @@ class TrainingSection(Section):
     """Texts that the model goes on with after each evaluation, into RUN/samples.jsonl. "": a new text."""
     save_interval: Annotated[int, Field(ge=1)] | None = None
     """Steps between checkpoints. null: at each evaluation, and at least every 2 minutes."""
+    keep: Annotated[int, Field(ge=1)] = 1
+    """Checkpoints that stay: so many of the newest. May be changed between the sessions of a run."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """A checkpoint at every so many steps, which stays whatever becomes newer. May be changed likewise. null: none."""
+    skip_spikes: Annotated[float, Field(gt=0)] | None = None
+    """Leave out a step whose loss or gradient norm is more than so many standard deviations (6, say) above the mean of
+    the last 128 steps, as OLMo does; the first 64 are all taken. null: leave out none."""
     balance_loss: Annotated[float, Field(ge=0)] = 0.01
     """What the loss is charged for experts that are used unevenly (Fedus et al. 2021, arXiv 2101.03961); only where
     model.n_experts is above 0. Reported losses leave it out."""
@@ -152,6 +180,19 @@ class TrainingSection(Section):
         if isinstance(values, dict) and all(values.get(end) is None for end in ("max_steps", "max_epochs", "minutes")):
             return {**values, "minutes": 5.0}
         return values
+
+
+class ParallelSection(Section):
+    """How a model is spread over the ranks that torchrun starts (docs/scale-out.md): weights and rows of the batch over
+    all of them, unless said otherwise. May be changed between the sessions of a run."""
+
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share out the heads and hidden units of each layer, and the tokens between them: those of a node."""
+    replicate: Annotated[int, Field(ge=1)] = 1
+    """Groups of ranks that have the whole model each, so that weights are gathered within a group only."""
+    recompute: Literal["none", "blocks"] = "none"
+    """blocks: keep only what goes into each block for the backward pass, and compute its inside again: less memory for
+    a third more time. In one process too."""
 
 
 class LoggingSection(Section):
@@ -173,14 +214,20 @@ class Recipe(Section):
     size: int | str | None = None
     """About how many parameters: 10M, 1.5B. Settles what is left open of vocabulary, shape, batch, rates and length
     (docs/training.md); what it settled stands below like anything that was given."""
+    init_from: str | None = None
+    """Begin from this model and its tokenizer: a run or model directory, .gguf, .bin or owner/name on the hub. null:
+    from nothing."""
+    lora: LoraSection = LoraSection()
     data: DataSection = DataSection()
     tokenizer: TokenizerSection = TokenizerSection()
     model: dict[str, Any] = {}
     """The architecture: fields of Config, or `preset` and a name from `leftward plan --list`, whose fields the others
-    are laid over. vocab_size comes from the tokenizer."""
+    are laid over. vocab_size comes from the tokenizer. With init_from it is that model's; max_seq_len may be shorter,
+    and dropout another."""
     training: TrainingSection = TrainingSection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
+    parallel: ParallelSection = ParallelSection()
     logging: LoggingSection = LoggingSection()
 
     @model_validator(mode="before")
@@ -190,6 +237,8 @@ class Recipe(Section):
         if not isinstance(values, dict):
             return values
         values = with_preset(values)
+        if values.get("init_from") is not None:
+            return _with_defaults(values, fine_tuning(values))
         if values.get("size") is None:
             return values
         try:
@@ -232,26 +281,53 @@ class Recipe(Section):
             problems.append("data.path is missing: give the text to train on (--data PATH)")
         if "vocab_size" in self.model:
             problems.append("model.vocab_size comes from the tokenizer: set tokenizer.vocab_size")
+        problems += self._beginning_problems()
         try:
-            config = self.config(vocab_size=1)
+            config = self.config(vocab_size=1) if self.is_settled else None
         except ConfigError as error:
             problems += _model_problems(error)
         else:
-            if training.seq_len is not None and training.seq_len > config.max_seq_len:
+            if config and training.seq_len is not None and training.seq_len > config.max_seq_len:
                 problems.append(f"training.seq_len {training.seq_len} is above model.max_seq_len {config.max_seq_len}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
+    def _beginning_problems(self) -> list[str]:
+        """What does not go with init_from, or without it."""
+        if self.init_from is None:
+            lora = self.lora.model_dump(exclude_defaults=True)
+            return [f"lora.{name} is for a run that begins from a model: set init_from (--from)" for name in lora][:1]
+        problems = [] if self.size is None else ["size is for a new model: with init_from leave it out"]
+        if self.lora.rank is None and self.lora != LoraSection():
+            problems.append("lora.rank is missing, without which lora's other fields have no effect: 8, say")
+        problems += [
+            f"tokenizer.{name} has no effect with init_from, whose tokenizer is taken: leave it out"
+            for name in self.tokenizer.model_dump(exclude_defaults=True)
+        ]
+        fields = {field.name for field in dataclasses.fields(Config)}
+        unknown = [key for key in self.model if key not in fields]
+        return problems + [f"unknown key model.{key}: {nearest(key, fields)}" for key in unknown]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `model` says the whole architecture: with init_from only once that was opened (finetuning.py)."""
+        fields = {field.name for field in dataclasses.fields(Config)} - {"vocab_size"}
+        return self.init_from is None or fields <= self.model.keys()
+
     def config(self, vocab_size: int) -> Config:
         return Config.from_dict({**self.model, "vocab_size": vocab_size})
 
     def fingerprint(self) -> str:
-        """Equal for recipes that give the same run, wherever it is kept and whoever is told of it.
+        """Equal for recipes that give the same run, wherever and however much of it is kept, and whoever is told of it.
 
         Of what is not at its default, so that fields that are added later change no fingerprint.
         """
-        values = self.model_dump(exclude={"out", "size", "model", "logging"}, exclude_defaults=True)
+        training = self.training.model_copy(update={"keep": 1, "keep_every": None})
+        same = self.model_copy(update={"training": training})
+        values = same.model_dump(
+            exclude={"out", "size", "init_from", "model", "parallel", "logging"}, exclude_defaults=True
+        )
         default = Config(vocab_size=1).to_dict()
         values["model"] = {k: v for k, v in self.config(vocab_size=1).to_dict().items() if v != default[k]}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -260,6 +336,11 @@ class Recipe(Section):
     def seq_len(self) -> int:
         """Tokens in a training sequence."""
         return self.training.seq_len or self.config(vocab_size=1).max_seq_len
+
+    @property
+    def split_seed(self) -> int:
+        """Decides which documents are held out."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     def data_settings(self) -> Settings:
         """What the data floor needs of this recipe."""
@@ -342,6 +423,35 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def fine_tuning(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is left open means another thing where a run begins from a model: measured, see docs/fine-tuning.md.
+
+    Args:
+        values: the fields of a recipe with init_from, as people give them.
+
+    Returns:
+        sections → fields → values
+    """
+    given = (values.get(name) for name in ("lora", "optimizer"))
+    lora, optimizer = (section if isinstance(section, Mapping) else {} for section in given)
+    rates = {"adamw_lr": 1e-4} if lora.get("rank") is None else {"adamw_lr": 2e-3}
+    if optimizer.get("name") == "muon":
+        rates |= {"lr": 2e-3}
+    return {"training": {"batch_size": 8}, "optimizer": {"name": "adamw", **rates}}
+
+
+def _with_defaults(values: dict[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """`values` over `defaults`, section by section. What is no section is left for validation to refuse."""
+    result = dict(values)
+    for name, fields in defaults.items():
+        section = values.get(name)
+        if isinstance(section, BaseModel):
+            continue
+        if section is None or isinstance(section, Mapping):
+            result[name] = {**fields, **(section or {})}
+    return result
+
+
 def with_preset(values: dict[str, Any]) -> dict[str, Any]:
     """`model.preset` spelled out. Raises: ValueError, as pydantic wants it."""
     model = values.get("model")
@@ -388,7 +498,7 @@ def _explain(problem: Any) -> str:
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-_SECTIONS = ("data", "tokenizer", "model", "training", "optimizer", "schedule", "logging")
+_SECTIONS = ("lora", "data", "tokenizer", "model", "training", "optimizer", "schedule", "parallel", "logging")
 
 
 def _fields_of(place: list[str]) -> list[str]:
@@ -405,7 +515,8 @@ def _commented(section: Section, indent: str = "") -> Iterable[str]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
-            yield f"\n{indent}# {type(value).__doc__}"
+            yield ""
+            yield from (f"{indent}# {line.strip()}" for line in (type(value).__doc__ or "").splitlines())
             yield f"{indent}{name}:"
             yield from _commented(value, indent + "  ")
             continue
@@ -413,7 +524,7 @@ def _commented(section: Section, indent: str = "") -> Iterable[str]:
             yield f"{indent}# {line.strip()}"
         if accepted := _type_name(field.annotation):
             yield f"{indent}# {accepted}; default {_scalar(field.default)}"
-        if name == "model":
+        if name == "model" and getattr(section, "is_settled", True):
             yield f"{indent}model:"
             yield from _commented_model(value)
         else:

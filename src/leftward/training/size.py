@@ -215,7 +215,7 @@ def _training(config: Config, given: Mapping[str, Any], optimizer: str) -> dict[
             found["training.max_epochs"] = _MAX_EPOCHS
         # As long as a hundredth of the run, at most the 2,000 steps of Llama 1 (arXiv 2302.13971).
         found["schedule.warmup_steps"] = min(max(steps // 100, 10), 2000, steps)
-    micro = _micro_batch(config, seq_len, found.get("training.batch_size") or given.get("batch_size", 16))
+    micro = micro_batch(config, seq_len, found.get("training.batch_size") or given.get("batch_size", 16))
     found["training.micro_batch_size"] = micro
     if optimizer == "adamw":  # the step law again, of the parameters without tables and head
         return found | {"optimizer.adamw_lr": _rounded(1.79 * parameters.non_embedding**-0.713 * tokens**0.307)}
@@ -232,7 +232,7 @@ def _batch_tokens(tokens: int, steps: int | None) -> float:
     return float((0.58 * steps**0.571) ** (1 / (1 - 0.571)))
 
 
-def _micro_batch(config: Config, seq_len: int, batch_size: int) -> int | None:
+def micro_batch(config: Config, seq_len: int, batch_size: int) -> int | None:
     """Sequences in memory at a time; None: all of them fit."""
     kept = count_activations(config, seq_len, 1, "bf16")
     fitting = max(1, min(max(16 * _count(config), _LEAST_KEPT), _MOST_KEPT) // kept)

@@ -143,9 +143,12 @@ def _name(settings: Mapping[str, Any], seed: int) -> str:
 def _train(recipe: Recipe, directory: Path, prepared: dict[str, Path], observer: Observer) -> dict[str, Any] | None:
     """The summary of a run, which may have finished or begun before; None where it diverges."""
     from leftward.training import loop  # torch takes a second or two, which no mistake in the settings waits for
+    from leftward.training.finetuning import settled
 
+    recipe = settled(recipe)
     # Runs that read the same text in the same way share its tokens.
-    data = json.dumps([recipe.data.model_dump(), recipe.tokenizer.model_dump(), recipe.seed], sort_keys=True)
+    of_tokens = [recipe.data.model_dump(), recipe.tokenizer.model_dump(), recipe.init_from, recipe.split_seed]
+    data = json.dumps(of_tokens, sort_keys=True)
     try:
         if directory.is_dir() and any(directory.iterdir()):
             with directories.existing(directory) as begun:

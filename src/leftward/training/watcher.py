@@ -33,6 +33,7 @@ class Watcher(training.Observer):
         self._task: TaskID | None = None
         self._shown_at = time.monotonic()  # of the last plain line
         self._loss: float | None = None
+        self._stage = ("", 0.0, 0)  # of preparing the data: which, when it began, and at how many bytes
         self._is_blind = False  # nobody reads any more
 
     def __enter__(self) -> Watcher:
@@ -55,8 +56,15 @@ class Watcher(training.Observer):
         )
 
     def preparing(self, stage: str, done: int, total: int | None) -> None:
-        of_total = f" of {total / 1e6:,.1f} MB" if total else " MB"
-        self._show(f"{stage} text: {done / 1e6:,.1f}{of_total}", float(done), float(total or 0) or None)
+        now = time.monotonic()
+        if self._stage[0] != stage:
+            self._stage = (stage, now, done)
+        _, began, before = self._stage
+        text = f"{stage} text: {done / 1e6:,.1f}" + (f" of {total / 1e6:,.1f} MB" if total else " MB")
+        if now - began > 1 and done > before:
+            rate = (done - before) / (now - began)
+            text += f"  {rate / 1e6:,.1f} MB/s" + (f"  ETA {_clock(max(0, total - done) / rate)}" if total else "")
+        self._show(text, float(done), float(total or 0) or None)
 
     def stepped(self, progress: training.Progress) -> None:
         # One batch's loss jumps about; an average over some twenty is what an eye can follow.

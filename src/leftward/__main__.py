@@ -1,0 +1,5 @@
+"""`python -m leftward`, as torchrun starts it."""
+
+from leftward.cli.main import run
+
+run()
