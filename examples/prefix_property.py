@@ -42,7 +42,7 @@ def config(**settings: object) -> Config:
 def attention_alone(*, causal: bool, seed: int = 0) -> Changes:
     attention = Attention(config(qk_norm="none"), layer=0)
     vectors = torch.randn(1, len(WORDS), 16, generator=torch.Generator().manual_seed(seed))  # one a word
-    return changes(attention, lambda x: attention(x, mask_of(x.shape[1], causal=causal)), vectors, seed)
+    return changes(attention, lambda x: attention(x, [mask_of(x.shape[1], causal=causal)]), vectors, seed)
 
 
 def whole_model(n_layers: int, *, causal: bool, seed: int = 0, **settings: object) -> Changes:

@@ -65,8 +65,8 @@ def masked(cls: type[Mask], *layers: int, config: Config = CONFIG, **changes: An
     decoder = healthy(config)
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, mask, *rest = args
-        return (x, changed(mask, cls, **changes), *rest)
+        x, masks, *rest = args
+        return (x, [changed(mask, cls, **changes) for mask in masks], *rest)
 
     for layer in layers:
         decoder.blocks[layer].register_forward_pre_hook(before)

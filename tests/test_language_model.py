@@ -146,7 +146,7 @@ def test_ids_that_only_pad_the_vocabulary_are_never_chosen() -> None:
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_bad_arguments_are_refused_at_once(call: str) -> None:
     method = getattr(MODEL, call)
-    with pytest.raises(UserError, match=r"unknown setting max_token: did you mean max_tokens\?"):
+    with pytest.raises(UserError, match="unknown setting max_token: did you mean max_tokens"):
         method("The", max_token=3)
     with pytest.raises(UserError, match="top_p is 7"):
         method("The", top_p=7)
@@ -160,6 +160,64 @@ def test_bad_arguments_are_refused_at_once(call: str) -> None:
         method("\ud800")
     with pytest.raises(UserError, match="n is 0"):
         MODEL.generate("The", n=0)
+
+
+@pytest.mark.parametrize("settings", [{"n": 2}, {"best_of": 2}])
+def test_a_stream_is_one_sample(settings: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="a stream is one sample"):
+        MODEL.stream("The", **settings)
+
+
+def test_a_completion_says_how_likely_it_was_under_the_model_itself() -> None:
+    """The oracle is `score`, which reads the text as a whole."""
+    settings: dict[str, Any] = {"max_tokens": 12, "seed": 5, "temperature": 0.7, "top_k": 30, "repetition_penalty": 1.2}
+    found = MODEL.complete("The lazy", logprobs=3, prompt_logprobs=2, **settings)
+    assert found.text == MODEL.generate("The lazy", **settings)
+    assert found.logprobs is not None and found.prompt_logprobs is not None
+    assert len(found.logprobs) == len(found.ids) and len(found.prompt_logprobs) == len(found.prompt_ids) - 1
+    ids = [*found.prompt_ids, *found.ids]
+    with torch.inference_mode():
+        own = MODEL.decoder(torch.tensor([ids]))[0].double().log_softmax(-1)
+    for place, (token_id, of_token) in enumerate(zip(ids[1:], [*found.prompt_logprobs, *found.logprobs], strict=True)):
+        assert of_token.logprob == pytest.approx(own[place, token_id].item(), abs=1e-4)
+        top = own[place].topk(len(of_token.top))
+        assert [token for token, _ in of_token.top] == top.indices.tolist()
+        assert [logprob for _, logprob in of_token.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+    assert {len(each.top) for each in found.prompt_logprobs} == {2} and {len(each.top) for each in found.logprobs} == {
+        3
+    }
+    score = MODEL.score("The lazy")
+    assert [each.logprob for each in found.prompt_logprobs] == pytest.approx(score.logprobs, abs=1e-4)
+    assert found.mean_logprob == pytest.approx(sum(each.logprob for each in found.logprobs) / len(found.ids))
+    assert all(each.ruled_logprob is not None and each.ruled_logprob <= 0 for each in found.logprobs)
+    assert MODEL.complete("The lazy", **settings).logprobs is None
+
+
+def test_best_of_keeps_the_likeliest_per_token_and_its_seed() -> None:
+    prompts = ["The", "lazy"]
+    everyone = MODEL.complete(prompts, n=6, max_tokens=8, seed=2, logprobs=0)
+    kept = MODEL.complete(prompts, n=2, best_of=6, max_tokens=8, seed=2)
+    for i in range(2):
+        means = {
+            each.text: sum(t.logprob for t in each.logprobs or ()) / len(each.ids) for each in everyone[6 * i :][:6]
+        }
+        expected = sorted(means, key=lambda text: -means[text])[:2]
+        assert [each.text for each in kept[2 * i :][:2]] == expected
+    assert MODEL.generate("The", max_tokens=8, seed=kept[0].seed) == kept[0].text
+    assert MODEL.generate("The", best_of=6, max_tokens=8, seed=2) == kept[0].text
+
+
+def test_prompt_logprobs_behind_vectors_are_refused() -> None:
+    with pytest.raises(UserError, match="prompt_logprobs with prefix_embeddings"):
+        MODEL.complete("The", prompt_logprobs=1, prefix_lm=True)
+
+
+def test_a_sampler_of_ones_own() -> None:
+    fox = TOKENIZER.encode("x")[0]
+    assert MODEL.generate("The", sampler=lambda logits, ids: fox, max_tokens=4) == "xxxx"
+    before = MODEL.generate("The", temperature=0.0, max_tokens=6)
+    assert MODEL.generate("The", temperature=0.0, max_tokens=6, sampler=lambda logits, ids: logits * 3) == before
+    assert MODEL.generate("The", temperature=0.0, max_tokens=6, sampler=lambda logits, ids: -logits) != before
 
 
 def test_truncate_left() -> None:
@@ -329,3 +387,34 @@ def test_generation_config_is_the_default_and_arguments_go_before_it(directory: 
     path.write_text(json.dumps({"temperature": "hot"}))
     with pytest.raises(UserError, match="the generation_config.json of .*temperature is 'hot'"):
         lw.load(tmp_path / "model")
+
+
+# ---- the engine, and the end of the context
+
+
+def test_many_requests_through_an_engine_of_the_model() -> None:
+    engine = MODEL.engine(max_rows=2)
+    assert isinstance(engine, lw.Engine)
+    texts = ["", "", ""]
+    for i, prompt in enumerate(("The", "fox", "dog")):
+        ids = MODEL.tokenizer.encode(prompt, add_bos=True)
+        assert engine.submit(lw.Request(ids=ids, sampling=lw.Sampling(max_tokens=9, seed=i))) == i
+    for event in engine.run():
+        texts[event.row] += event.text
+    assert texts == [MODEL.generate(p, max_tokens=9, seed=i) for i, p in enumerate(("The", "fox", "dog"))]
+
+
+def test_a_text_goes_on_beyond_the_context_where_it_is_asked_to() -> None:
+    ended = MODEL.complete("The quick", max_tokens=150, temperature=0)
+    assert ended.finish_reason == "context" and len(ended.ids) + len(ended.prompt_ids) == 64
+    rolled = MODEL.complete("The quick", max_tokens=150, temperature=0, at_context="roll", n_keep=4)
+    assert rolled.finish_reason == "length" and len(rolled.ids) == 150
+    assert rolled.ids[: len(ended.ids)] == ended.ids
+    pieces = MODEL.stream("The quick", max_tokens=150, temperature=0, at_context="roll", n_keep=4)
+    assert "".join(pieces) == rolled.text
+
+
+def test_the_kv_dtype_is_named() -> None:
+    assert MODEL.generate("The", max_tokens=3, seed=1, kv_dtype="int8")
+    with pytest.raises(UserError, match=r"kv_dtype is 'int-8': did you mean int8\?"):
+        MODEL.generate("The", kv_dtype="int-8")

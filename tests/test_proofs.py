@@ -234,9 +234,9 @@ def test_a_ring_that_overwrites_too_early(monkeypatch: pytest.MonkeyPatch) -> No
 def test_init_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     real = decoder_module.initialise
 
-    def large(decoder: Decoder) -> None:
-        real(decoder)
-        nn.init.normal_(decoder.embed.weight)  # what nn.Embedding does by itself
+    def large(config: Config, weights: dict[str, Tensor]) -> None:
+        real(config, weights)
+        nn.init.normal_(weights["embed.weight"])  # what nn.Embedding does by itself
 
     monkeypatch.setattr(decoder_module, "initialise", large)
     report = check(healthy())
@@ -497,7 +497,7 @@ def test_presets_pass(name: str) -> None:
 def test_zeros_of_a_fresh_model_hide_nothing() -> None:
     decoder = Decoder(CONFIG)
     decoder.blocks[1].register_forward_pre_hook(
-        lambda module, args: (args[0], faulty.changed(args[1], faulty.Dropped), *args[2:])
+        lambda module, args: (args[0], [faulty.changed(mask, faulty.Dropped) for mask in args[1]], *args[2:])
     )
     before = decoder(torch.arange(20)[None])
     after = decoder(torch.cat((torch.arange(19), torch.tensor([40])))[None])

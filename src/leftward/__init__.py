@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leftward.config import Config as Config
+    from leftward.generation.completions import Completion as Completion
+    from leftward.generation.contrastive import Contrastive as Contrastive
+    from leftward.generation.engine import Engine as Engine
+    from leftward.generation.requests import Request as Request
+    from leftward.generation.settings import Sampler as Sampler
+    from leftward.generation.settings import Sampling as Sampling
     from leftward.language_model import LanguageModel as LanguageModel
     from leftward.language_model import load as load
     from leftward.model.decoder import Decoder as Decoder
@@ -31,12 +37,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Completion": "leftward.generation.completions",
     "Config": "leftward.config",
+    "Contrastive": "leftward.generation.contrastive",
     "Decoder": "leftward.model.decoder",
+    "Engine": "leftward.generation.engine",
     "LanguageModel": "leftward.language_model",
     "Observer": "leftward.training.progress",
     "Recipe": "leftward.training.recipe",
+    "Request": "leftward.generation.requests",
     "Run": "leftward.runs",
+    "Sampler": "leftward.generation.settings",
+    "Sampling": "leftward.generation.settings",
     "Tokenizer": "leftward.text.tokenizer",
     "check": "leftward.proofs.checking",
     "load": "leftward.language_model",
@@ -47,12 +59,18 @@ _HOME = {
 }
 
 __all__ = [
+    "Completion",
     "Config",
+    "Contrastive",
     "Decoder",
+    "Engine",
     "LanguageModel",
     "Observer",
     "Recipe",
+    "Request",
     "Run",
+    "Sampler",
+    "Sampling",
     "Tokenizer",
     "__version__",
     "check",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -17,38 +17,60 @@ from leftward.config import Config
 from leftward.data.sources import Piece
 from leftward.errors import UserError, nearest
 from leftward.formats.generation_config import sampling_defaults
+from leftward.formats.kinds import Weights
 from leftward.formats.loading import open_model, shortened
+from leftward.formats.packing import WEIGHTS, with_packed_weights
 from leftward.formats.tensors import DTYPES
-from leftward.generation.decode import Event, decode
+from leftward.generation.beam import USED, BeamSearch, beam_search
+from leftward.generation.completions import Completion, best, gather
+from leftward.generation.decode import decode
+from leftward.generation.engine import Engine, KVDtype
+from leftward.generation.requests import Event, FinishReason
+from leftward.generation.rules import Bans
+from leftward.generation.sampling import token_logprobs
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
+from leftward.generation.speculative import Speculator
+from leftward.kernels import native
 from leftward.model.classifier import last_hidden
 from leftward.model.decoder import Decoder
 from leftward.text.chat import ChatTemplate, Message
 from leftward.text.tokenizer import Tokenizer
 from leftward.training.loss import Evaluation
 
-_MOST_SAMPLES = 4096  # of a prompt: each has its place in the cache at once
 _EMBEDDED_AT_ONCE = 16_384  # tokens, padding included
 _READ_AT_ONCE = 4096  # tokens, padding included, and
 _SCORED_AT_ONCE = 512  # positions whose logits over the vocabulary are in memory together
 
+_Seen = TypeVar("_Seen")
 
-def load(path: Path | str, *, dtype: Literal["fp32", "bf16"] = "fp32", max_seq_len: int | None = None) -> LanguageModel:
+
+def load(
+    path: Path | str,
+    *,
+    dtype: Weights = "fp32",
+    max_seq_len: int | None = None,
+) -> LanguageModel:
     """Read a run directory of ours, a Hugging Face model directory or "owner/name" on the hub, a .gguf file, or a .bin
     file of llama2.c.
 
     Args:
+        dtype: of the weights. stored: what a .gguf file has in 4 or 8 bits stays so, and is computed with as it is;
+            fp32 for the rest, and on a machine without a C++ compiler (docs/generation.md). q8, q4: matrices rounded to
+            8 bits or 4, a step for each 32 numbers, which takes a compiler.
         max_seq_len: a shorter context than the model's own. Where rotary angles are scaled by a rule that looks at the
             length (longrope, dynamic), this settles which angles there are.
 
     Raises:
         UserError: it is not there, damaged, or of a kind that is not supported yet.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"dtype is {dtype!r}: {nearest(str(dtype), DTYPES)}")
-    decoder, tokenizer, generation, _ = open_model(path, DTYPES[dtype])
+    if dtype not in (known := (*DTYPES, "stored", *WEIGHTS)):
+        raise UserError(f"dtype is {dtype!r}: {nearest(str(dtype), known)}")
+    packs = dtype == "stored" and native.available()
+    decoder, tokenizer, generation, _ = open_model(path, DTYPES.get(dtype, torch.float32), packs)
     if max_seq_len is not None:
         decoder = shortened(decoder, max_seq_len)
+    if dtype == "q8" or dtype == "q4":
+        decoder = with_packed_weights(decoder, dtype)
     if tokenizer is None:
         where = Path(path) / "tokenizer.json" if Path(path).is_dir() else f"the tokenizer of {path}"
         raise UserError(f"{where} is missing")
@@ -141,51 +163,160 @@ class LanguageModel:
     @overload
     def generate(self, prompt: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]: ...
 
-    def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        n: int = 1,
-        truncate: Literal["left"] | None = None,
-        prefix_embeddings: Tensor | None = None,
-        prefix_lm: bool = False,
-        **sampling: Any,
-    ) -> str | list[str]:
-        """Continue `prompt`; the prompt is not part of the result.
-
-        Args:
-            prompt: one text, or several that are continued at once. An empty one begins a text.
-            n: samples of each prompt.
-            truncate: "left" drops the beginning of a prompt that is longer than the context.
-            prefix_embeddings: [P, d_model] vectors in front of every prompt, or [prompts, P, d_model] for each.
-            prefix_lm: those vectors and the prompt see each other whole, as in the training of a prefix-LM.
-            sampling: the fields of `Sampling`: max_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
-                seed, stop. What is not given is as the model's generation_config.json has it.
+    def generate(self, prompt: str | Sequence[str], **settings: Any) -> str | list[str]:
+        """Continue `prompt`; the prompt is not part of the result. Arguments and errors are those of `complete`.
 
         Returns:
             A text for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
+        """
+        completed = self.complete(prompt, **settings)
+        return completed.text if isinstance(completed, Completion) else [each.text for each in completed]
+
+    @overload
+    def complete(self, prompt: str, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
+
+    @overload
+    def complete(self, prompt: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[Completion]: ...
+
+    def complete(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        truncate: Literal["left"] | None = None,
+        prefix_embeddings: Tensor | None = None,
+        prefix_lm: bool = False,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        at_context: Literal["stop", "roll"] = "stop",
+        n_keep: int = 0,
+        kv_dtype: KVDtype | None = None,
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """The same outputs as `generate`, with their tokens, why they ended and how likely they were.
+
+        Args:
+            prompt: one text, or several that are continued at once. An empty one begins a text.
+            truncate: "left" drops the beginning of a prompt that is longer than the context.
+            prefix_embeddings: [P, d_model] vectors in front of every prompt, or [prompts, P, d_model] for each.
+            prefix_lm: those vectors and the prompt see each other whole, as in the training of a prefix-LM.
+            speculative: "prompt_lookup" guesses next tokens where the last ones have stood before, and checks several
+                in one pass: faster where a text repeats itself, and the same text.
+            draft: a smaller model with the same tokenizer, which guesses next tokens. Greedy, the text is the same;
+                otherwise it is another one for the same seed, as likely as without.
+            at_context: when prompt and output fill the context: "stop", or "roll": drop the older half of it but for
+                the first `n_keep` tokens, and go on behind the rest alone.
+            kv_dtype: of keys and values: "fp32", "bf16" or "int8". None: the model's.
+            sampling: the fields of `Sampling`: max_tokens, temperature, top_p, n, stop, seed, logprobs and so on. What
+                is not given is as the model's generation_config.json has it.
+
+        Returns:
+            One for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
 
         Raises:
             UserError: unknown settings or values out of range; a prompt that is too long or that the tokenizer can't
                 write.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        texts = [""] * (len(prompts) * n)
-        events = self.events(
-            prompts,
-            self.sampling(sampling),
-            n=n,
-            truncate=truncate,
-            prefix_embeddings=prefix_embeddings,
-            prefix_lm=prefix_lm,
-        )
-        for event in events:
-            texts[event.row] += event.text
-        return texts[0] if isinstance(prompt, str) and n == 1 else texts
+        settled = self.sampling(sampling)
+        if settled.prompt_logprobs is not None and (prefix_embeddings is not None or prefix_lm):
+            raise UserError("prompt_logprobs with prefix_embeddings or prefix_lm: there the prompt is not predicted")
+        ids, samplings = self._samples(prompts, settled)
+        how = {
+            "at_context": at_context,
+            "n_keep": n_keep,
+            "kv_dtype": kv_dtype,
+            **self._speculation(speculative, draft),
+        }
+        events = self._decode(ids, samplings, truncate, prefix_embeddings, prefix_lm, how)
+        completed = gather(events, ids, samplings)
+        if settled.best_of is not None:
+            completed = [
+                each
+                for i in range(0, len(completed), settled.best_of)
+                for each in best(completed[i : i + settled.best_of], settled.n)
+            ]
+        if settled.prompt_logprobs is not None:
+            completed = self._with_prompt_logprobs(completed, settled.prompt_logprobs)
+        return completed[0] if isinstance(prompt, str) and settled.n == 1 else completed
 
-    def stream(self, prompt: str, *, truncate: Literal["left"] | None = None, **sampling: Any) -> Iterator[str]:
+    def beam_search(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """The likeliest outputs as a whole that a search with some beams finds, where `generate` takes token by token.
+
+        Args:
+            prompt: one text, or several, each of which is searched for by itself.
+            num_beams, length_penalty, early_stopping: see `BeamSearch`.
+            sampling: of the fields of `Sampling` max_tokens, min_tokens, n, logit_bias, the penalties, bad_words,
+                stop_ids and sampler.
+
+        Returns:
+            For each prompt the n best, the best first, with their scores.
+
+        Raises:
+            UserError: as `complete`, and for settings that a search has no use for.
+        """
+        if idle := [name for name in sampling if name not in USED and name in Sampling.__dataclass_fields__]:
+            raise UserError(f"a beam search has no use for {', '.join(idle)}: leave that out, or use generate")
+        how = BeamSearch(num_beams=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
+        defaults = {name: value for name, value in self.sampling_defaults.items() if name in USED}
+        settled = Sampling.of(defaults | sampling)
+        prompts = [self._encode(each) for each in ([prompt] if isinstance(prompt, str) else prompt)]
+        for ids in prompts:
+            if not 0 < len(ids) <= self.config.max_seq_len:
+                raise UserError(
+                    f"a prompt has {len(ids)} tokens, none or more than the model's context of "
+                    f"{self.config.max_seq_len}: shorten it"
+                )
+        bans = Bans.of(settled, self.tokenizer, self.config.vocab_size, self.eos_ids)
+        found = beam_search(self.decoder, prompts, settled, how, bans, excluded=self._excluded)
+        completed = []
+        for ids, beams in zip(prompts, found, strict=True):
+            for beam in beams:
+                pieces = self.tokenizer.stream_decoder(ids)
+                ended = bool(beam.ids) and beam.ids[-1] in bans.end_ids
+                shown = beam.ids[:-1] if ended else beam.ids
+                text = "".join([pieces.feed(token_id) for token_id in shown]) + pieces.flush()
+                reason: FinishReason = (
+                    "stop" if ended else "length" if len(beam.ids) == settled.max_tokens else "context"
+                )
+                completed.append(
+                    Completion(text=text, ids=beam.ids, finish_reason=reason, prompt_ids=tuple(ids), score=beam.score)
+                )
+        return completed
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        truncate: Literal["left"] | None = None,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        at_context: Literal["stop", "roll"] = "stop",
+        n_keep: int = 0,
+        kv_dtype: KVDtype | None = None,
+        **sampling: Any,
+    ) -> Iterator[str]:
         """The same text as `generate`, in pieces as they come. Raises: as `generate`, at once."""
-        events = self.events([prompt], self.sampling(sampling), truncate=truncate)
+        settled = self.sampling(sampling)
+        if settled.n > 1 or settled.best_of is not None:
+            raise UserError("a stream is one sample: n and best_of are for generate and complete")
+        events = self.events(
+            [prompt],
+            settled,
+            truncate=truncate,
+            speculative=speculative,
+            draft=draft,
+            at_context=at_context,
+            n_keep=n_keep,
+            kv_dtype=kv_dtype,
+        )
         return (event.text for event in events if event.text)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> str:
@@ -210,48 +341,79 @@ class LanguageModel:
 
         Raises: as `chat`, at once.
         """
+        if sampling.n > 1 or sampling.best_of is not None:
+            raise UserError("a conversation has one answer: n and best_of are for generate and complete")
         prompt = self.chat_template.encode(messages, **variables)
         if len(prompt) > self.config.max_seq_len:
             raise UserError(
                 f"the conversation has {len(prompt)} tokens, more than the model's context of "
                 f"{self.config.max_seq_len}: begin a new one, or leave old messages out"
             )
-        events = decode(
+        return decode(
             self.decoder,
             self.tokenizer,
             [prompt],
             [sampling],
             eos_ids=self.eos_ids | self.chat_template.end_ids,
             excluded=self._excluded,
+            begins_text=True,
         )
-        return _without_first_space(events) if self.tokenizer.drops_first_space else events
+
+    def engine(self, **options: Any) -> Engine:
+        """An engine for many requests at once, with this model's ends of texts. `options` are those of `Engine`."""
+        return Engine(self.decoder, self.tokenizer, **{"eos_ids": self.eos_ids, "excluded": self._excluded, **options})
 
     def events(
         self,
         prompts: Sequence[str],
         sampling: Sampling,
         *,
-        n: int = 1,
         truncate: Literal["left"] | None = None,
         prefix_embeddings: Tensor | None = None,
         prefix_lm: bool = False,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        at_context: Literal["stop", "roll"] = "stop",
+        n_keep: int = 0,
+        kv_dtype: KVDtype | None = None,
     ) -> Iterator[Event]:
         """The decoding itself: an event a token, with the reason where a sample ends.
 
         Sample i of prompt p is row p · n + i. It has the seed that `sampling.seeded(i)` says, whatever else is in the
-        batch. Raises: as `generate`, at once.
+        batch. With best_of there are as many as that in n's place. Raises: as `complete`, at once.
         """
-        if type(n) is not int or not 1 <= n <= _MOST_SAMPLES:
-            raise UserError(f"n is {n!r}: it must be a whole number, at least 1 and at most {_MOST_SAMPLES}")
-        if truncate not in (None, "left"):
-            raise UserError(f"truncate is {truncate!r}: only 'left' is possible")
-        vectors = _one_for_each(prefix_embeddings, len(prompts))
-        ids, before, samplings = [], [], []
-        for prompt, in_front in zip(prompts, vectors, strict=True):
+        ids, samplings = self._samples(prompts, sampling)
+        how = {
+            "at_context": at_context,
+            "n_keep": n_keep,
+            "kv_dtype": kv_dtype,
+            **self._speculation(speculative, draft),
+        }
+        return self._decode(ids, samplings, truncate, prefix_embeddings, prefix_lm, how)
+
+    def _samples(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[int]], list[Sampling]]:
+        """The ids and the settings of each row."""
+        n = sampling.n if sampling.best_of is None else sampling.best_of
+        if sampling.best_of is not None and sampling.logprobs is None:
+            sampling = dataclasses.replace(sampling, logprobs=0)
+        ids, samplings = [], []
+        for prompt in prompts:
             ids += [self._encode(prompt)] * n
-            before += [in_front] * n
             first = sampling.seeded()
             samplings += [first.seeded(i) for i in range(n)]
+        return ids, samplings
+
+    def _decode(
+        self,
+        ids: Sequence[list[int]],
+        samplings: Sequence[Sampling],
+        truncate: Literal["left"] | None,
+        prefix_embeddings: Tensor | None,
+        prefix_lm: bool,
+        how: Mapping[str, Any],
+    ) -> Iterator[Event]:
+        n = samplings[0].best_of or samplings[0].n if samplings else 1
+        vectors = _one_for_each(prefix_embeddings, len(ids) // n)
         return decode(
             self.decoder,
             self.tokenizer,
@@ -260,9 +422,39 @@ class LanguageModel:
             eos_ids=self.eos_ids,
             excluded=self._excluded,
             truncate=truncate,
-            prefix_embeddings=[vector for vector in before if vector is not None],
+            prefix_embeddings=[vector for vector in vectors if vector is not None for _ in range(n)],
             prefix_lm=prefix_lm,
+            **how,
         )
+
+    def _with_prompt_logprobs(self, completed: Sequence[Completion], top: int) -> list[Completion]:
+        """Prompts are read as `score` reads a text, each different one once."""
+        prompts = dict.fromkeys(each.prompt_ids for each in completed)
+        known = {}
+        for ids in prompts:
+            windows = _windows([(list(ids), True)], self.config.max_seq_len, self._stride())
+            of_window = self._scored(windows, lambda logits, wanted: token_logprobs(logits, wanted.tolist(), top))
+            known[ids] = tuple(each for _, logprobs in of_window for each in logprobs)
+        return [dataclasses.replace(each, prompt_logprobs=known[each.prompt_ids]) for each in completed]
+
+    def _speculation(self, speculative: str | None, draft: LanguageModel | None) -> dict[str, Any]:
+        """What `decode` is to be called with. Raises: UserError."""
+        if speculative not in (None, "prompt_lookup"):
+            raise UserError(
+                f"speculative is {speculative!r}: only 'prompt_lookup' is possible, or a draft model (draft)"
+            )
+        if speculative is not None and draft is not None:
+            raise UserError("speculative and draft are both given: tokens are guessed in one way or the other")
+        if draft is not None and draft.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+            raise UserError(
+                f"the draft has another tokenizer ({draft.tokenizer.kind}, {draft.tokenizer.vocab_size:,} tokens) than "
+                f"the model ({self.tokenizer.kind}, {self.tokenizer.vocab_size:,}): both must be the same"
+            )
+        if speculative is None and draft is None:
+            return {}
+        decoder = None if draft is None else draft.decoder
+        speculator = Speculator(self.config.vocab_size, decoder, excluded=self._excluded)
+        return {"speculator": speculator, "speculative": speculative or "draft"}
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """A vector a text: what the head reads at its last token, [texts, d_model]. In fp32, not normalised.
@@ -286,7 +478,7 @@ class LanguageModel:
             lengths = [len(rows[i]) for i in batch]
             padded = torch.tensor([rows[i] + [0] * (longest - len(rows[i])) for i in batch])
             with torch.inference_mode():
-                last = last_hidden(self.decoder, padded.to(self.decoder.embed.weight.device), lengths)
+                last = last_hidden(self.decoder, padded.to(self.decoder.device), lengths)
             vectors[batch] = last.float().cpu()
         return vectors
 
@@ -359,23 +551,28 @@ class LanguageModel:
 
     def _logprobs(self, windows: Iterable[_Window]) -> Iterator[tuple[list[int], list[float]]]:
         """The ids that each window scores, and their log-probabilities."""
-        device = self.decoder.embed.weight.device
+        return self._scored(windows, _logprobs_of)
+
+    def _scored(
+        self, windows: Iterable[_Window], look: Callable[[Tensor, Tensor], list[_Seen]]
+    ) -> Iterator[tuple[list[int], list[_Seen]]]:
+        """The ids that each window scores, and what `look` sees of them in logits [T, V], at those ids [T]."""
+        device = self.decoder.device
         for batch in _batches(windows):
             longest = max(len(ids) for ids, _ in batch) - 1
             inputs = torch.tensor([ids[:-1] + [0] * (longest + 1 - len(ids)) for ids, _ in batch], device=device)
             scored = [ids[1 + known :] for ids, known in batch]
             targets = torch.tensor([target for ids in scored for target in ids], device=device)
-            logprobs: list[float] = []
+            seen: list[_Seen] = []
             with torch.inference_mode():
                 hidden = self.decoder.hidden(inputs)  # [B, T, D]
                 kept = torch.cat([hidden[row, known : len(ids) - 1] for row, (ids, known) in enumerate(batch)])
                 parts = zip(kept.split(_SCORED_AT_ONCE), targets.split(_SCORED_AT_ONCE), strict=True)
                 for part, wanted in parts:
-                    distribution = self.decoder.logits(part).float().log_softmax(dim=-1)  # [T, V]
-                    logprobs += distribution.gather(1, wanted[:, None])[:, 0].tolist()
+                    seen += look(self.decoder.logits(part).float(), wanted)
             start = 0
             for ids in scored:
-                yield ids, logprobs[start : start + len(ids)]
+                yield ids, seen[start : start + len(ids)]
                 start += len(ids)
 
     @functools.cached_property
@@ -390,7 +587,7 @@ class LanguageModel:
         holes = [token_id for token_id in ids if not self._stands_for_text(token_id)]
         if not holes:
             return None
-        excluded = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.decoder.embed.weight.device)
+        excluded = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.decoder.device)
         excluded[holes] = True
         return excluded
 
@@ -400,6 +597,11 @@ class LanguageModel:
         except UserError:
             return False
         return True
+
+
+def _logprobs_of(logits: Tensor, wanted: Tensor) -> list[float]:
+    found: list[float] = logits.log_softmax(dim=-1).gather(1, wanted[:, None])[:, 0].tolist()
+    return found
 
 
 _Window = tuple[list[int], int]
@@ -438,14 +640,6 @@ def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         batch.append(window)
     if batch:
         yield batch
-
-
-def _without_first_space(events: Iterator[Event]) -> Iterator[Event]:
-    """An answer is a text of its own, so that the space that its first word is written with goes."""
-    begun = False
-    for event in events:
-        yield event if begun else dataclasses.replace(event, text=event.text.removeprefix(" "))
-        begun = begun or bool(event.text)
 
 
 def _one_for_each(vectors: Tensor | None, n_prompts: int) -> list[Tensor | None]:

@@ -272,16 +272,16 @@ class KVCacheSize:
 
 
 def count_kv_cache(config: Config, seq_len: int, batch_size: int = 1, dtype: str = "bf16") -> KVCacheSize:
-    """2 · n_kv_heads · head_dim numbers a token and layer."""
-    a_layer = 2 * config.n_kv_heads * config.head_dim
-    storage = DTYPES[dtype]
+    """2 · n_kv_heads · head_dim numbers a token and layer; in int8 a scale of 4 bytes beside each head_dim of them."""
+    scale = 4 if dtype == "int8" else 0
+    a_layer = 2 * config.n_kv_heads * (DTYPES[dtype].size(config.head_dim) + scale)
     held = sum(n * _window(config, layer, seq_len) for layer, n in _kinds(config))
     n_global = sum(n for layer, n in _kinds(config) if not config.is_local(layer))
     return KVCacheSize(
         dtype=dtype,
-        bytes_per_token=storage.size(a_layer * config.n_layers),
-        bytes_per_token_global=storage.size(a_layer * n_global),
-        bytes=storage.size(a_layer * held * batch_size),
+        bytes_per_token=a_layer * config.n_layers,
+        bytes_per_token_global=a_layer * n_global,
+        bytes=a_layer * held * batch_size,
     )
 
 

@@ -73,7 +73,7 @@ class Run:
         if stride is not None:
             return model.evaluate(self._held_out(), stride=stride)
         split = validation(Dataset.open(self.directory / "tokens"), recipe.data.packing)
-        evaluation = evaluate(model.decoder, split, recipe.seq_len, model.decoder.embed.weight.device)
+        evaluation = evaluate(model.decoder, split, recipe.seq_len, model.decoder.device)
         assert evaluation is not None  # nothing asks it to stop
         return evaluation
 

@@ -63,6 +63,54 @@ def test_stdin_and_json(model: Path) -> None:
     assert again.stdout.decode() == expected + "\n"
 
 
+def test_logprobs_in_json(model: Path) -> None:
+    found = load(model).complete("The", max_tokens=3, temperature=0, logprobs=2, prompt_logprobs=1)
+    done = leftward(
+        model, "The", "--greedy", "--max-tokens", "3", "--json", "--logprobs", "2", "--prompt-logprobs", "1"
+    )
+    said = json.loads(done.stdout)
+    assert found.logprobs is not None and found.prompt_logprobs is not None
+    assert [each["id"] for each in said["logprobs"]] == list(found.ids)
+    assert [each["logprob"] for each in said["logprobs"]] == [each.logprob for each in found.logprobs]
+    assert "".join(each["token"] for each in said["logprobs"]) == found.text
+    assert [[(top["id"], top["logprob"]) for top in each["top"]] for each in said["logprobs"]] == [
+        list(each.top) for each in found.logprobs
+    ]
+    assert [each["ruled_logprob"] for each in said["logprobs"]] == [0.0] * 3  # greedy: certain
+    assert [each["logprob"] for each in said["prompt_logprobs"]] == [each.logprob for each in found.prompt_logprobs]
+
+
+def test_rules_are_the_same_as_in_python(model: Path) -> None:
+    rules = ["--logit-bias", "70=5.5", "--logit-bias", "71=-inf", "--bad-word", "fox", "--min-tokens", "4"]
+    rules += ["--stop-id", "72", "--frequency-penalty", "0.5", "--presence-penalty", "0.25", "--typical-p", "0.9"]
+    done = leftward(model, "The", "--seed", "3", "--max-tokens", "20", *rules, "-n", "2", "--best-of", "3")
+    texts = load(model).generate(
+        "The",
+        seed=3,
+        max_tokens=20,
+        logit_bias={70: 5.5, 71: float("-inf")},
+        bad_words=["fox"],
+        min_tokens=4,
+        stop_ids=[72],
+        frequency_penalty=0.5,
+        presence_penalty=0.25,
+        typical_p=0.9,
+        n=2,
+        best_of=3,
+    )
+    assert done.stdout.decode() == "\n".join(f"--- sample {i + 1} of 2 ---\n{text}\n" for i, text in enumerate(texts))
+
+
+def test_beams(model: Path) -> None:
+    found = load(model).beam_search("The", num_beams=3, n=2, max_tokens=8, length_penalty=0.5, early_stopping="never")
+    options = ["--num-beams", "3", "-n", "2", "--max-tokens", "8", "--length-penalty", "0.5"]
+    done = leftward(model, "The", *options, "--early-stopping", "never", "--json")
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["text"], each["score"]) for each in said] == [(each.text, each.score) for each in found]
+    plain = leftward(model, "The", *options, "--early-stopping", "never")
+    assert found[1].text in plain.stdout.decode() and plain.stderr == b""
+
+
 def test_samples_are_apart_and_in_order(model: Path) -> None:
     texts = load(model).generate("The", n=3, max_tokens=9, seed=2)
     done = leftward(model, "The", "-n", "3", "--max-tokens", "9", "--seed", "2")
@@ -90,6 +138,12 @@ def test_a_full_context_is_said_on_stderr(model: Path) -> None:
     [
         (["The", "--top-p", "7"], "top_p is 7.0"),
         (["The", "-n", "0"], "n is 0"),
+        (["The", "-n", "3", "--best-of", "2"], "best_of is 2"),
+        (["The", "--logit-bias", "much"], "logit-bias is 'much'"),
+        (["The", "--logprobs", "2"], "--logprobs is shown with --json only"),
+        (["The", "--length-penalty", "2"], "give --num-beams too"),
+        (["The", "--num-beams", "2", "--top-k", "2"], "a beam search has no use for top_k"),
+        (["The", "--num-beams", "2", "--early-stopping", "often"], "early-stopping is 'often'"),
         (["The", "--truncate", "right"], "truncate is 'right'"),
         (["The", "--dtype", "fp16"], "dtype is 'fp16'"),
         (["é𝄞ß" * 40], "more than the model's context of 64"),
@@ -143,6 +197,8 @@ def test_without_options_the_command_samples_as_python_does(model: Path) -> None
     """An option that is not given says nothing, so that the model's defaults count, and then Sampling's."""
     parameters = inspect.signature(command.generate).parameters
     for field in dataclasses.fields(Sampling):
+        if field.name == "sampler":  # a function
+            continue
         assert parameters[field.name].default is None
         if isinstance(field.default, int | float):
             _, option = typing.get_args(parameters[field.name].annotation)
@@ -162,3 +218,30 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == (0 if arguments == ["--help"] else 2), done.stderr
+
+
+def test_output_follows_what_files_and_options_say(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance", reason="llguidance (leftward's extra `constrained`) is not installed")
+    (tmp_path / "schema.json").write_text('{"enum": ["fox", [1, null]]}')
+    (tmp_path / "grammar.lark").write_text('start: "<" ("a" | "b" start){1,3} ">"')
+    done = leftward(model, "The", "--json-schema", tmp_path / "schema.json")
+    assert json.loads(done.stdout) in ("fox", [1, None])
+    done = leftward(model, "The", "--grammar", tmp_path / "grammar.lark", "--max-tokens", "60")
+    assert done.stdout.startswith(b"<")
+    done = leftward(model, "The", "--choice", "dog", "--choice", " fox", "--speculative", "prompt-lookup")
+    assert done.stdout in (b"dog\n", b" fox\n")
+    done = leftward(model, "The", "--regex", "[a-z]{9}", "--max-tokens", "2")
+    assert b"[the output was cut before it was complete: raise --max-tokens]" in done.stderr
+    done = leftward(model, "The", "--regex", "(")
+    assert (done.returncode, done.stderr) == (2, b"leftward: regex is not possible: unclosed group\n")
+
+
+def test_guesses_of_a_draft_and_of_the_prompt(model: Path) -> None:
+    asked = ["The fox. The fox.", "--greedy", "--max-tokens", "20"]
+    expected = load(model).generate("The fox. The fox.", temperature=0, max_tokens=20)
+    assert leftward(model, *asked, "--speculative", "prompt-lookup").stdout.decode() == expected + "\n"
+    result = json.loads(leftward(model, *asked, "--json", "--draft", model).stdout)
+    assert result["text"] == expected
+    assert result["n_accepted"] == result["n_guessed"] > 10  # its own draft
+    done = leftward(model, "The", "--speculative", "yes")
+    assert (done.returncode, done.stderr) == (2, b"leftward: speculative is 'yes': valid: prompt-lookup\n")

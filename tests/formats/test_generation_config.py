@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from leftward.errors import UserError
 from leftward.formats.generation_config import sampling_defaults
+from leftward.generation.rules import Bans, Row, apply_rules
 from leftward.generation.settings import Sampling
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -30,6 +32,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "top_k": 20,
     },
     "all that we have": {"do_sample": True, "min_p": 0.1, "top_k": 0, "max_new_tokens": 77, "stop_strings": ["\n\n"]},
+    "more that we have": {
+        "do_sample": True,
+        "typical_p": 0.7,
+        "min_new_tokens": 5,
+        "eos_token_id": [2, 3],
+        "bad_words_ids": [[7], [8, 9], [3]],
+        "sequence_bias": [[[4], -1.5], [[5], 2.0]],
+    },
     "nulls": {"do_sample": True, "temperature": None, "top_k": None, "top_p": None, "min_p": None},
     "greedy": {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.2},
 }
@@ -47,9 +57,30 @@ def test_the_settings_are_those_of_transformers(name: str) -> None:
         return
     assert (ours.temperature, ours.top_k, ours.top_p) == (theirs.temperature, theirs.top_k, theirs.top_p)
     assert ours.min_p == (theirs.min_p or 0.0)
+    assert ours.typical_p == (theirs.typical_p or 1.0)
+    assert ours.min_tokens == (theirs.min_new_tokens or 0)
     if theirs.max_new_tokens is not None:
         assert ours.max_tokens == theirs.max_new_tokens
     assert list(ours.stop) == (theirs.stop_strings or [])
+
+
+def test_bad_words_and_biases_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    said = PUBLISHED["more that we have"]
+    ours = Sampling.of(sampling_defaults(said))
+    logits = torch.zeros(2, 20)
+    ids = torch.tensor([[1, 8], [8, 1]])
+    expected = transformers.SequenceBiasLogitsProcessor(said["sequence_bias"])(ids, logits)
+    expected = transformers.NoBadWordsLogitsProcessor(said["bad_words_ids"], said["eos_token_id"])(ids, expected)
+    words = tuple(word for word in ours.bad_words if isinstance(word, tuple))
+    for of_row, each in zip(logits, ids.tolist(), strict=True):
+        apply_rules(of_row, Row(sampling=ours, ids=each, n_prompt=2, bans=Bans(words)))
+    assert torch.equal(logits, expected) and expected.isneginf().sum(-1).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("other", [[[[4, 5], -1.5], [[5], 2.0]], [], 3, [[4, -1.5]], "abc"])
+def test_a_bias_of_several_tokens_is_ignored(other: object) -> None:
+    assert not Sampling.of(sampling_defaults({"sequence_bias": other})).logit_bias
 
 
 def test_a_file_that_says_nothing_leaves_our_own_defaults() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from leftward import Config
 from leftward.errors import UserError
-from leftward.generation.decode import Event, StopScanner, decode
+from leftward.generation.decode import decode
+from leftward.generation.requests import Event, StopScanner
 from leftward.generation.settings import Sampling
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
@@ -175,9 +176,9 @@ def test_the_cache_has_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr("leftward.generation.decode.KVCache", Watched)
+    monkeypatch.setattr("leftward.generation.engine.KVCache", Watched)
     run(DECODER, [PROMPT, PROMPT[:4]], greedy(6))
-    assert [cache.capacity for cache in made] == [15]  # the last token is not read
+    assert [cache.capacity for cache in made] == [15, 9]  # the last token is not read
     run(DECODER, [PROMPT], greedy(10_000))
     assert made[-1].capacity == DECODER.config.max_seq_len - 1
 
@@ -224,6 +225,44 @@ def test_every_eos_of_a_list_ends_and_none_is_shown() -> None:
         assert ids == [[20, 21, eos]]
         assert texts == [TOKENIZER.decode([20, 21])]
         assert reasons == ["stop"]
+
+
+def test_stop_ids_end_like_the_end_of_a_text_and_not_before_min_tokens() -> None:
+    decoder = small_decoder()
+    (ids,), (text,), _ = run(decoder, [[1, 2, 3]], greedy(8))
+    fourth = ids[3]
+    assert ids.index(fourth) == 3  # or the model is no use for this test
+    (stopped,), (shown,), (reason,) = run(decoder, [[1, 2, 3]], greedy(8, stop_ids=(fourth,)))
+    assert (stopped, reason) == (ids[:4], "stop")
+    assert text.startswith(shown) and shown != text
+    (later,), _, _ = run(decoder, [[1, 2, 3]], greedy(8, stop_ids=(fourth,), min_tokens=6))
+    assert later[:3] == ids[:3] and fourth not in later[:6] and len(later) >= 7
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "min_tokens", "shown"),
+    [
+        ("abcabcabc", ["bc"], 0, "a"),
+        ("abcabcabc", ["bc"], 2, "a"),  # complete with the third token
+        ("abcabcabc", ["bc"], 3, "abca"),
+        ("abcabcabc", ["bc"], 8, "abcabca"),
+        ("abcabcabc", ["bc"], 9, "abcabcabc"),
+        ("aabbaabb", ["aa", "aab"], 2, ""),  # the longer one begins before and is complete in time
+        ("aabbaabb", ["aa"], 2, "aabb"),
+    ],
+)
+def test_stop_texts_that_are_complete_too_early_are_text(
+    text: str, stop: list[str], min_tokens: int, shown: str
+) -> None:
+    scanner, out = StopScanner(stop), ""
+    for i, character in enumerate(text):
+        piece, stopped = scanner.feed(character, may_end=i + 1 > min_tokens)
+        out += piece
+        if stopped:
+            break
+    else:
+        out += scanner.flush()
+    assert out == shown
 
 
 def test_excluded_ids_are_never_chosen() -> None:

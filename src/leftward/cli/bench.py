@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from leftward.cli.train import RecipeAndOverrides, recipe_values
+from leftward.formats.kinds import Weights
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, against what the machine can do.")
 
@@ -39,4 +40,47 @@ def train(
         f"{found.flops_per_second / 1e9:,.0f} GFLOP/s, {found.mfu:.0%} of the {found.peak_flops / 1e9:,.0f} that a "
         f"product of 2048 x 2048 matrices reaches here\n"
         f"{found.memory_bytes / 1e9:.2f} GB of memory at most"
+    )
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A model directory, a .gguf file, or owner/name on the hub.")],
+    dtype: Annotated[str, typer.Option(metavar="stored|fp32|bf16|q8|q4", help="Of the weights.")] = "stored",
+    vs: Annotated[list[str] | None, typer.Option(help="Also measure transformers, llama.cpp. May repeat.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions, of which the medians are told.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Measure how fast a model reads and writes: tokens/s, the share of what memory allows, time to the first token.
+
+    Example: leftward bench generate model.gguf --vs transformers
+    """
+    import dataclasses
+
+    from leftward.speed import LONG_PROMPT, OUTPUT, PROMPT, ROWS, measure
+
+    found = measure(model, dtype=cast(Weights, dtype), rivals=vs or (), repeats=repeats)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found) | {"decode_limit": found.decode_limit}))
+        return
+    ours = found.speeds[0]
+    typer.echo(f"{found.model}, {found.threads} threads; medians of {repeats}, in turns")
+    for speed in found.speeds:
+        at_once = "" if speed.together is None else f", {speed.together:,.0f} with {ROWS} sequences at once"
+        typer.echo(
+            f"{speed.name} ({speed.path}): {speed.decode:,.1f} tokens/s written, {speed.prefill:,.0f} read{at_once}"
+        )
+    for rival in found.speeds[1:]:
+        at_once = ""
+        if ours.together is not None and rival.together is not None:
+            at_once = f", {ours.together / rival.together:.2f} times at once"
+        typer.echo(
+            f"leftward writes {ours.decode / rival.decode:.2f} times as fast as {rival.name}, reads "
+            f"{ours.prefill / rival.prefill:.2f} times as fast{at_once}"
+        )
+    typer.echo(
+        f"{found.bytes_per_token / 1e6:,.0f} MB of weights a token, read at {found.bandwidth / 1e9:.1f} GB/s at most: "
+        f"{found.decode_limit:,.0f} tokens/s are the limit, {ours.decode / found.decode_limit:.0%} of it are reached\n"
+        f"first token after {found.first_token_seconds:.2f} s, from the start of the process\n"
+        f"written: {OUTPUT} tokens behind {PROMPT}, greedily; read: {LONG_PROMPT} tokens"
     )

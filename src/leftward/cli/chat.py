@@ -10,14 +10,15 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from leftward.cli import INTERRUPTED
+from leftward.cli import INTERRUPTED, read_text
 from leftward.cli.sampling import with_sampling_options
-from leftward.errors import UserError, nearest
+from leftward.errors import UserError
 from leftward.formats.directory import check_model
+from leftward.formats.kinds import Weights
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _HELP = "[/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer]"
 
 
-@with_sampling_options(max_tokens=CHAT_MAX_TOKENS)
+@with_sampling_options(without=("n", "best_of", "logprobs", "prompt_logprobs"), max_tokens=CHAT_MAX_TOKENS)
 def chat(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
     sampling: dict[str, Any],
@@ -35,21 +36,25 @@ def chat(
         Path | None, typer.Option(help="A chat template (Jinja) in the place of the model's own.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer, one a line.")] = False,
-    dtype: Annotated[str, typer.Option(metavar="fp32|bf16", help="The numbers to compute with.")] = "fp32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="stored|fp32|bf16|q8|q4",
+            help="Of the weights. stored: a .gguf file's 4 and 8 bits as they are, fp32 where there are none.",
+        ),
+    ] = "stored",
 ) -> None:
     """Talk with a model that was trained for it.
 
     Example: leftward chat my-model --system "Answer in one sentence." --temperature 0.7
     """
-    if dtype not in ("fp32", "bf16"):
-        raise UserError(f"dtype is {dtype!r}: {nearest(dtype, ['fp32', 'bf16'])}")
     check_model(model)
-    template_text = None if template is None else _read(template)
+    template_text = None if template is None else read_text(template)
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
     from leftward.text.chat import ChatTemplate
 
-    language_model = load(model, dtype=cast(Literal["fp32", "bf16"], dtype))
+    language_model = load(model, dtype=cast(Weights, dtype))
     if template_text is not None:
         language_model.chat_template = ChatTemplate(template_text, language_model.tokenizer)
     _ = language_model.chat_template  # says at once where there is none
@@ -117,15 +122,6 @@ def _piped() -> Iterator[str]:
             yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise UserError(f"line {number} on stdin is not UTF-8 text (byte {error.start})") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _write(text: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,9 +18,14 @@ from leftward.cli import INTERRUPTED
 from leftward.cli.sampling import with_sampling_options
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model
+from leftward.formats.kinds import Weights
+from leftward.generation.settings import CONSTRAINTS
 
 if TYPE_CHECKING:
-    from leftward.generation.decode import Event
+    from leftward.generation.completions import Completion
+    from leftward.generation.requests import Event
+    from leftward.generation.sampling import TokenLogprobs
+    from leftward.text.tokenizer import Tokenizer
 
 
 @with_sampling_options()
@@ -30,31 +35,83 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue. Absent or -: read from stdin. Empty: a new text.")
     ] = None,
-    samples: Annotated[int, typer.Option("-n", "--samples", help="How many continuations.")] = 1,
     truncate: Annotated[
         str | None, typer.Option(metavar="left", help="left: drop the beginning of a prompt that is too long.")
     ] = None,
+    speculative: Annotated[
+        str | None,
+        typer.Option(metavar="prompt-lookup", help="Guess what stood in the text before: faster where it repeats."),
+    ] = None,
+    draft: Annotated[Path | None, typer.Option(help="A smaller model that guesses, with the same tokenizer.")] = None,
+    num_beams: Annotated[
+        int | None, typer.Option(help="Search with so many beams for what is likeliest as a whole; draw nothing.")
+    ] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Of beams: above 0 long outputs gain.")] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option(metavar="true|false|never", help="Of beams: when the search ends.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a sample, one a line.")] = False,
-    dtype: Annotated[str, typer.Option(metavar="fp32|bf16", help="The numbers to compute with.")] = "fp32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="stored|fp32|bf16|q8|q4",
+            help="Of the weights. stored: a .gguf file's 4 and 8 bits as they are, fp32 where there are none.",
+        ),
+    ] = "stored",
 ) -> None:
     """Continue a prompt, token by token.
 
     Example: leftward generate runs/my-run "Once upon a time" --max-tokens 100 --seed 1
     """
-    for name, value, valid in (("truncate", truncate, ["left"]), ("dtype", dtype, ["fp32", "bf16"])):
+    choices = {"truncate": (truncate, ["left"])}
+    choices["speculative"] = (speculative, ["prompt-lookup"])
+    choices["early-stopping"] = (early_stopping, ["true", "false", "never"])
+    for name, (value, valid) in choices.items():
         if value is not None and value not in valid:
             raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
+    of_beams: dict[str, Any] = {
+        "length_penalty": length_penalty,
+        "early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping),
+    }
+    of_beams = {name: value for name, value in of_beams.items() if value is not None}
+    if num_beams is None and of_beams:
+        raise UserError(f"{' and '.join(of_beams)} are for beams: give --num-beams too")
+    if num_beams is not None and (truncate or speculative or draft):
+        raise UserError("--num-beams goes without --truncate, --speculative and --draft")
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in sampling and not as_json:
+            raise UserError(f"--{name.replace('_', '-')} is shown with --json only: add it")
     check_model(model)
+    if draft is not None:
+        check_model(draft)
     text = _read_stdin() if prompt is None or prompt == "-" else prompt
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
 
-    language_model = load(model, dtype=cast(Literal["fp32", "bf16"], dtype))
+    language_model = load(model, dtype=cast(Weights, dtype))
     settled = language_model.sampling(sampling).seeded()
-    events = language_model.events([text], settled, n=samples, truncate=cast(Literal["left"] | None, truncate))
-    seeds = [settled.seeded(i).seed for i in range(samples)]
+    draft_model = None if draft is None else load(draft, dtype=cast(Weights, dtype))
+    how: dict[str, Any] = {
+        "truncate": truncate,
+        "speculative": None if speculative is None else "prompt_lookup",
+        "draft": draft_model,
+    }
     try:
-        reasons = _print_json(events, text, seeds) if as_json else _print_text(events, text, samples)
+        ends: Sequence[Event | Completion]
+        if num_beams is not None or as_json or settled.best_of is not None:  # nothing is shown before all is there
+            if num_beams is not None:
+                completed = language_model.beam_search([text], num_beams=num_beams, **of_beams, **sampling)
+            else:
+                completed = language_model.complete([text], **how, **(sampling | {"seed": settled.seed}))
+            ends = completed
+            if as_json:
+                _print_json(completed, text, language_model.tokenizer)
+            else:
+                _print_text(((i, each.text, True) for i, each in enumerate(completed)), text, settled.n)
+        else:
+            ends = []
+            events = _noting_ends(language_model.events([text], settled, **how), ends)
+            _print_text(events, text, settled.n)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough. Python would complain again when it flushes stdout at exit.
@@ -63,10 +120,15 @@ def generate(
     except KeyboardInterrupt:
         typer.echo("")
         raise SystemExit(INTERRUPTED) from None
+    reasons = {end.finish_reason for end in ends}
     if "context" in reasons:
         context = language_model.config.max_seq_len
         typer.echo(f"[the context is full: prompt and output have {context} tokens, the model's most]", err=True)
-    if "seed" not in sampling and settled.temperature > 0 and not as_json:
+    if any(getattr(settled, name) is not None for name in CONSTRAINTS) and reasons & {"length", "context"}:
+        typer.echo("[the output was cut before it was complete: raise --max-tokens]", err=True)
+    if n_guessed := sum(end.n_guessed for end in ends):
+        typer.echo(f"[{n_guessed} tokens guessed, {sum(end.n_accepted for end in ends)} of them right]", err=True)
+    if "seed" not in sampling and settled.temperature > 0 and not as_json and num_beams is None:
         typer.echo(f"[seed {settled.seed}]", err=True)
 
 
@@ -81,51 +143,78 @@ def _read_stdin() -> str:
     return text.removesuffix("\n").removesuffix("\r")  # the newline that `echo` and editors add
 
 
-def _print_text(events: Iterator[Event], prompt: str, samples: int) -> set[str]:
+def _noting_ends(events: Iterator[Event], ends: list[Event | Completion]) -> Iterator[tuple[int, str, bool]]:
+    """Of each event the sample, what may be shown now, and whether that was all."""
+    for event in events:
+        if event.finish_reason is not None:
+            ends.append(event)
+        yield event.row, event.text, event.finish_reason is not None
+
+
+def _print_text(pieces: Iterable[tuple[int, str, bool]], prompt: str, samples: int) -> None:
     """Show the first unfinished sample as it grows, and the others, which grow beside it, when their turn comes."""
     lead = typer.style(prompt, bold=True) if sys.stdout.isatty() else ""
     waiting = [""] * samples
     finished = [False] * samples
-    reasons: set[str] = set()
     shown = -1
 
     def begin(sample: int) -> None:
         title = f"--- sample {sample + 1} of {samples} ---\n" if samples > 1 else ""
         _write(("\n" if sample and title else "") + title + lead + waiting[sample])
 
-    for event in events:
+    for row, text, is_whole in pieces:
         if shown < 0:
             begin(shown := 0)
-        if event.row == shown:
-            _write(event.text)
+        if row == shown:
+            _write(text)
         else:
-            waiting[event.row] += event.text
-        if event.finish_reason is not None:
-            reasons.add(event.finish_reason)
-            finished[event.row] = True
+            waiting[row] += text
+        finished[row] = finished[row] or is_whole
         while finished[shown] and shown + 1 < samples:
             _write("\n")
             begin(shown := shown + 1)
     _write("\n")
-    return reasons
 
 
-def _print_json(events: Iterator[Event], prompt: str, seeds: list[int | None]) -> set[str]:
+def _print_json(completed: Sequence[Completion], prompt: str, tokenizer: Tokenizer) -> None:
     """A line for each sample, in their order."""
-    results: list[dict[str, Any]] = [
-        {"sample": i, "seed": seed, "prompt": prompt, "text": "", "tokens": 0} for i, seed in enumerate(seeds)
-    ]
-    reasons: set[str] = set()
-    for event in events:
-        result = results[event.row]
-        result["text"] += event.text
-        result["tokens"] += event.token_id is not None
-        if event.finish_reason is not None:
-            result["finish_reason"] = event.finish_reason
-            reasons.add(event.finish_reason)
-    for result in results:
+    for i, each in enumerate(completed):
+        result: dict[str, Any] = {
+            "sample": i,
+            "seed": each.seed,
+            "prompt": prompt,
+            "text": each.text,
+            "tokens": len(each.ids),
+            "finish_reason": each.finish_reason,
+        }
+        if each.score is not None:
+            result["score"] = each.score
+        if each.n_guessed:
+            result |= {"n_guessed": each.n_guessed, "n_accepted": each.n_accepted}
+        for name, ids, logprobs in (
+            ("prompt_logprobs", each.prompt_ids[1:], each.prompt_logprobs),
+            ("logprobs", each.ids, each.logprobs),
+        ):
+            if logprobs is not None:
+                pairs = zip(ids, logprobs, strict=True)
+                result[name] = [_of_token(token_id, found, tokenizer) for token_id, found in pairs]
         _write(json.dumps(result, ensure_ascii=False) + "\n")
-    return reasons
+
+
+def _of_token(token_id: int, found: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Log-probabilities under the model itself and, of an output, in the distribution that the token was drawn from."""
+
+    def named(token_id: int, logprob: float | None) -> dict[str, Any]:
+        token = tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
+        return {"id": token_id, "token": token, "logprob": logprob}
+
+    result = named(token_id, found.logprob) | {"top": [named(*of_token) for of_token in found.top]}
+    if found.ruled_logprob is not None:
+        result |= {
+            "ruled_logprob": found.ruled_logprob,
+            "ruled_top": [named(*of_token) for of_token in found.ruled_top],
+        }
+    return result
 
 
 def _write(text: str) -> None:

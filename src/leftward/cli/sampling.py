@@ -6,11 +6,14 @@ import copy
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from leftward.cli import read_text
+from leftward.errors import UserError
 from leftward.generation.settings import Sampling
 
 _DEFAULTS = Sampling()
@@ -31,13 +34,43 @@ def _options(
     min_p: Annotated[
         float | None, typer.Option(help="Only tokens at least this likely, as a share of the most likely one; 0: all.")
     ] = None,
+    typical_p: Annotated[
+        float | None, typer.Option(help="Only the least surprising tokens that together have this probability; 1: all.")
+    ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1: tokens of prompt and output become less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Above 0: tokens that are in the output become less likely.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Above 0: the more often a token is in the output, the less likely it becomes.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=NUMBER", help="Add this to a token's logit; -inf: never that token. Repeatable."),
+    ] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option("--bad-word", help="A text that the output must not have. Repeatable.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same text. Absent: drawn and shown.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeatable.")] = None,
+    stop_ids: Annotated[list[int] | None, typer.Option("--stop-id", help="End at this token. Repeatable.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Nothing ends the output before so many tokens.")] = None,
+    n: Annotated[int | None, typer.Option("-n", "--samples", help="How many continuations.")] = None,
+    best_of: Annotated[
+        int | None, typer.Option(help="Make so many and show the n likeliest, by log-probability per token.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: each token's log-probability, and so many of the likeliest ones'.")
+    ] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same of the prompt's tokens.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="A file: the output is JSON that follows it.")] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole output matches it.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The output is this text. Repeatable: or another.")] = None,
+    grammar: Annotated[Path | None, typer.Option(help="A file, Lark or GBNF: the output follows this grammar.")] = None,
 ) -> dict[str, Any]:
     """What was asked for. Raises: UserError, where it can't be, whatever the model."""
     asked = {
@@ -46,13 +79,36 @@ def _options(
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        "typical_p": typical_p,
         "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": dict(map(_bias, logit_bias)) if logit_bias else None,
+        "bad_words": bad_words or None,
         "seed": seed,
         "stop": tuple(stop) if stop else None,
+        "stop_ids": stop_ids or None,
+        "min_tokens": min_tokens,
+        "n": n,
+        "best_of": best_of,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "json_schema": None if json_schema is None else read_text(json_schema),
+        "regex": regex,
+        "choice": tuple(choice) if choice else None,
+        "grammar": None if grammar is None else read_text(grammar),
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     Sampling.of(asked)
     return asked
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise UserError(f"logit-bias is {text!r}: it must be an id and a number, as 50256=-2.5") from None
 
 
 def _with_default(option: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -66,12 +122,15 @@ def _with_default(option: inspect.Parameter, defaults: Mapping[str, Any]) -> ins
     return option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-def with_sampling_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put the options into the place of a command's parameter `sampling`, which gets those that were given. `defaults`
-    are what the command has where `Sampling` has others."""
+def with_sampling_options(
+    *, without: Collection[str] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Put the options into the place of a command's parameter `sampling`, which gets those that were given. `without`
+    are those that the command has no use for, `defaults` what it has where `Sampling` has others."""
     options = [
         _with_default(parameter, defaults)
         for parameter in inspect.signature(_options, eval_str=True).parameters.values()
+        if parameter.name not in without
     ]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,9 @@ from leftward.formats.gguf_architectures import (
 )
 from leftward.formats.hf import meta_state
 from leftward.formats.kinds import KINDS
+from leftward.formats.packing import pack_tensors
 from leftward.formats.quants import WRITABLE, dequantise
+from leftward.kernels.packed import Packed
 from leftward.model.positions import frequencies
 from leftward.text.gguf_metadata import with_padding
 
@@ -66,6 +69,21 @@ def from_gguf(gguf: GGUF, dtype: torch.dtype | None = torch.float32) -> tuple[Co
         UserError: the architecture is none of ARCHITECTURES, a setting is not supported, or the tensors are not those
             that the metadata describes.
     """
+    config, state, _ = _from_gguf(gguf, dtype, packs=False)
+    return config, state
+
+
+def from_gguf_packed(gguf: GGUF) -> tuple[Config, dict[str, Tensor], dict[str, list[Packed]]]:
+    """The same, but that quantised matrices are not in the state dict: they stay quantised, as the parts of packed
+    ones. Other numbers are fp32. A model with experts has no packed ones. Raises: UserError, as `from_gguf`."""
+    return _from_gguf(gguf, torch.float32, packs=True)
+
+
+def _from_gguf(
+    gguf: GGUF, dtype: torch.dtype | None, packs: bool
+) -> tuple[Config, dict[str, Tensor], dict[str, list[Packed]]]:
+    state: dict[str, Tensor] = {}
+    packed: dict[str, list[Packed]] = {}
     try:
         shapes = {name: info.shape for name, info in gguf.tensors.items()}
         architecture, config = _config_of(gguf.metadata, shapes, gguf.tensor)
@@ -74,12 +92,15 @@ def from_gguf(gguf: GGUF, dtype: torch.dtype | None = torch.float32) -> tuple[Co
         if config.tie_embeddings and "output.weight" in shapes:
             _check_tied(gguf)
         with one_thread_an_operation():
-            pairs = _pairs(architecture, config, meta)
-            state = {ours: _read(gguf, config, ours, theirs, op, dtype) for ours, theirs, op in pairs}
+            for ours, theirs, op in _pairs(architecture, config, meta):
+                if packs and not config.n_experts and all(map(partial(_is_packable, gguf), theirs)):
+                    packed[ours] = pack_tensors(config, op, [_raw_rows(gguf, name) for name in theirs])
+                else:
+                    state[ours] = _read(gguf, config, ours, theirs, op, dtype)
     except UserError as error:
         message = str(error)
         raise UserError(message if message.startswith(str(gguf.path)) else f"{gguf.path}: {message}") from None
-    return config, state
+    return config, state, packed
 
 
 def config_of(gguf: GGUF) -> Config:
@@ -377,6 +398,17 @@ def _read(gguf: GGUF, config: Config, ours: str, theirs: list[str], op: Op, dtyp
         columns = gguf.tensors[theirs[0]].shape[-1]
         tensor = dequantise(kind, rows.flatten(), dtype).view(*rows.shape[:-1], columns)
     return (tensor.float() - 1).to(tensor.dtype) if _is_one_plus(config, ours) else tensor
+
+
+def _is_packable(gguf: GGUF, name: str) -> bool:
+    info = gguf.tensors[name]
+    return len(info.shape) == 2 and KINDS[info.kind].block > 1
+
+
+def _raw_rows(gguf: GGUF, name: str) -> tuple[str, Tensor]:
+    """The kind of a matrix and its bytes, [rows, bytes]."""
+    info = gguf.tensors[name]
+    return info.kind, gguf.raw(name).view(info.shape[0], -1)
 
 
 def _is_one_plus(config: Config, ours: str) -> bool:

@@ -3,7 +3,10 @@ what the bytes mean."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Weights = Literal["stored", "fp32", "bf16", "q8", "q4"]
+"""What a model's weights may be loaded as (language_model.load)."""
 
 
 class Kind(NamedTuple):

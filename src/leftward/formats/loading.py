@@ -14,6 +14,7 @@ from leftward.config import Config
 from leftward.errors import UserError
 from leftward.formats.directory import is_hub_id
 from leftward.formats.model_directory import build_decoder, load_config, load_model
+from leftward.kernels.packed import packed_of
 from leftward.model.decoder import Decoder
 from leftward.model.positions import frequencies
 from leftward.text.tokenizer import Tokenizer
@@ -32,16 +33,17 @@ class Loaded(NamedTuple):
     """The Hugging Face class that it came from, if it did."""
 
 
-def open_model(what: Path | str, dtype: torch.dtype | None = torch.float32) -> Loaded:
+def open_model(what: Path | str, dtype: torch.dtype | None = torch.float32, packs: bool = False) -> Loaded:
     """Open a run or model directory, a .gguf file, a .bin file of llama2.c (with tok512.bin beside it), or "owner/name"
-    on the hub. `dtype` None: floats as they are stored, quantised ones in fp32.
+    on the hub. `dtype` None: floats as they are stored, quantised ones in fp32. `packs`: quantised matrices of a .gguf
+    file stay quantised.
 
     Raises:
         UserError: it is not there, damaged, or of a kind that is not supported.
     """
     path = Path(what)
     if path.suffix == ".gguf":
-        return _open_gguf(path, dtype)
+        return _open_gguf(path, dtype, packs)
     if path.suffix == ".bin" and path.is_file():
         return _open_llama2c(path, dtype)
     if is_hub_id(what):
@@ -76,7 +78,7 @@ def shortened(decoder: Decoder, max_seq_len: int) -> Decoder:
     state = decoder.state_dict()
     if "position_embed.weight" in state:
         state["position_embed.weight"] = state["position_embed.weight"][: max_seq_len + config.position_offset]
-    return build_decoder(with_context(config, max_seq_len), state)
+    return build_decoder(with_context(config, max_seq_len), state, packed_of(decoder))
 
 
 def with_context(config: Config, max_seq_len: int) -> Config:
@@ -89,16 +91,16 @@ def with_context(config: Config, max_seq_len: int) -> Config:
     return dataclasses.replace(config, max_seq_len=max_seq_len, rope_scaling=scaling)
 
 
-def _open_gguf(path: Path, dtype: torch.dtype | None) -> Loaded:
+def _open_gguf(path: Path, dtype: torch.dtype | None, packs: bool) -> Loaded:
     from leftward.formats.gguf import GGUF  # its tables of quantised kinds are for those who need them
-    from leftward.formats.gguf_models import from_gguf
+    from leftward.formats.gguf_models import from_gguf, from_gguf_packed
 
     gguf = GGUF.open(path)
-    config, state = from_gguf(gguf, dtype)
+    decoder = build_decoder(*(from_gguf_packed(gguf) if packs else from_gguf(gguf, dtype)))
     tokenizer = Tokenizer.from_gguf(gguf.metadata) if "tokenizer.ggml.model" in gguf.metadata else None
     ids = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     eos = [token_id for token_id in dict.fromkeys(ids) if isinstance(token_id, int)]
-    return Loaded(build_decoder(config, state), tokenizer, {"eos_token_id": eos}, None)
+    return Loaded(decoder, tokenizer, {"eos_token_id": eos}, None)
 
 
 def _open_llama2c(path: Path, dtype: torch.dtype | None) -> Loaded:

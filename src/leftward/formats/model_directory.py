@@ -21,6 +21,7 @@ from leftward.formats.directory import check_model_directory
 from leftward.formats.hf import config_from_hf, from_hf, to_hf
 from leftward.formats.pickled import read_pickled
 from leftward.formats.tensors import read_tensors, write_tensors
+from leftward.kernels.packed import Packed, PackedEmbedding, PackedLinear
 from leftward.model.decoder import Decoder
 from leftward.text import directory as tokenizer_files
 from leftward.text.tokenizer import Tokenizer
@@ -146,13 +147,25 @@ def _as_stored(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.element_size() > 1 else torch.float32
 
 
-def build_decoder(config: Config, state: Mapping[str, Tensor]) -> Decoder:
-    """A Decoder in evaluation mode around the tensors of `state`, which it keeps: nothing is drawn or copied."""
+def build_decoder(
+    config: Config, state: Mapping[str, Tensor], packed: Mapping[str, list[Packed]] | None = None
+) -> Decoder:
+    """A Decoder in evaluation mode around the tensors of `state`, which it keeps: nothing is drawn or copied. Matrices
+    that are `packed` are not in `state`, and are no parameters."""
     with torch.device("meta"):
         decoder = Decoder(config)
-    tied = {"head.weight": state["embed.weight"]} if config.tie_embeddings else {}
+    put = dict(packed or {})
+    if config.tie_embeddings and "embed.weight" in put:
+        put["head.weight"] = put["embed.weight"]
+    for name, parts in put.items():
+        path = name.removesuffix(".weight")
+        if path in ("embed", "position_embed"):
+            decoder.set_submodule(path, PackedEmbedding(parts))
+        else:
+            decoder.set_submodule(path, PackedLinear(parts, state.get(f"{path}.bias")))
+    tied = {"head.weight": state["embed.weight"]} if config.tie_embeddings and "embed.weight" in state else {}
     decoder.load_state_dict({**state, **tied}, assign=True)
-    if config.tie_embeddings:  # assigning has put two parameters where one was
+    if config.tie_embeddings and "embed.weight" in state:  # assigning has put two parameters where one was
         decoder.head.weight = decoder.embed.weight
     return decoder.eval()
 

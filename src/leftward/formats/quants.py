@@ -200,6 +200,30 @@ def _q6_k(b: Tensor) -> Tensor:
     return _scaled(_f16(b[:, 208:]) * b[:, 192:208].view(torch.int8).float(), quants.to(torch.int8) - 32)
 
 
+# ---- 4 bits as whole numbers: of each 32 q from 0 to 15, a step and the least number, for those who compute with them
+
+Fields = tuple[Tensor, Tensor, Tensor]
+"""Of blocks [n, bytes]: q uint8 [n, elements], steps and least numbers fp16 [n, elements / 32]."""
+
+
+def _q4_0_fields(b: Tensor) -> Fields:
+    steps = b[:, :2].contiguous().view(torch.float16)
+    return _unpack(b[:, 2:], 4, 16), steps, steps * -8
+
+
+def _q4_1_fields(b: Tensor) -> Fields:
+    steps, leasts = b[:, :4].contiguous().view(torch.float16).split(1, dim=1)
+    return _unpack(b[:, 4:], 4, 16), steps, leasts
+
+
+def _q4_k_fields(b: Tensor) -> Fields:
+    scales, lows = _scales_and_lows(b)
+    return _unpack(b[:, 16:], 4, 32), scales.half(), -lows.half()
+
+
+Q4_FIELDS: dict[str, Callable[[Tensor], Fields]] = {"Q4_0": _q4_0_fields, "Q4_1": _q4_1_fields, "Q4_K": _q4_k_fields}
+
+
 # ---- numbers from a table of 16
 
 _IQ4_VALUES = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).float()

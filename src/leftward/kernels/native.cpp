@@ -6,55 +6,11 @@
 // are fp32. Rows are contiguous. Sums over rows are taken in blocks of a fixed size and in a fixed order, so that no
 // result depends on the number of threads.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "numbers.h"
+
 namespace {
-
-struct bf16 {
-    uint16_t bits;
-};
-
-inline float get(float value) { return value; }
-
-inline float get(bf16 value) {
-    uint32_t bits = uint32_t(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
-}
-
-inline void put(float *place, float value) { *place = value; }
-
-inline void put(bf16 *place, float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    // What is no number must not round to an infinity.
-    place->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
-}
-
-// e^x to 2 ulp for |x| < 10^6, for loops that the compiler turns into vectors (Cephes' polynomial). Beyond what fp32 can
-// hold it is 0 or about 10^38; clamping whole numbers is cheap, and what is no number stays so.
-inline float fast_exp(float x) {
-    float n = std::nearbyint(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    int32_t exponent = std::min(std::max(int32_t(n), -127), 127);
-    uint32_t bits = uint32_t(exponent + 127) << 23;
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return p * scale;
-}
 
 constexpr int64_t BLOCK = 64;  // rows whose sum is taken together
 

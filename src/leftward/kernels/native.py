@@ -1,5 +1,5 @@
-"""Our own CPU kernels (native.cpp), built once for a machine where there is a compiler. Where there is none, or
-LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's own operations, which every kernel has as its twin.
+"""Our own CPU kernels (native.cpp, forward.cpp), built once for a machine where there is a compiler. Where there is
+none, or LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's own operations, which every kernel has as its twin.
 
 A kernel is a C function on addresses, called through ctypes: nothing of PyTorch's headers is compiled, so that building
 takes three seconds, and nothing is linked against, so that one file serves every version.
@@ -24,12 +24,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_name("native.cpp")
 _FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-mprefer-vector-width=512"),
-    # Sums in any order, so that they become vectors; but infinities and what is no number stay what they are.
-    *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-mprefer-vector-width=512",
+    "-fno-math-errno",
+    "-fno-trapping-math",
 )
+# Each source with its own flags. In training sums may be taken in any order, so that they become vectors; but
+# infinities and what is no number stay what they are. In generation the order is written out.
+_SOURCES = {
+    "native.cpp": ("-fassociative-math", "-fno-signed-zeros"),
+    "forward.cpp": ("-ffp-contract=off", "-fno-tree-reassoc"),
+}
+_HEADERS = ("numbers.h",)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _SECONDS = 120  # for a compiler that hangs
@@ -59,6 +69,19 @@ def call(name: str, dtype: torch.dtype, *arguments: Tensor | int | float | None)
     """The kernel `name` for numbers of `dtype`. Tensors are passed by address and must be contiguous."""
     converted = [_as_c(argument) for argument in arguments]
     getattr(_library, f"leftward_{name}")(ctypes.c_int(_TYPES[dtype]), *converted)
+
+
+def library() -> ctypes.CDLL:
+    """The kernels of generation and of packed weights. Raises: OSError, with the reason why there are none."""
+    loaded, how = _load()
+    if loaded is None:
+        raise OSError(how)
+    return loaded
+
+
+def available() -> bool:
+    """Whether there are kernels; builds them, where that has not been done."""
+    return _load()[0] is not None
 
 
 _library: ctypes.CDLL | None = None
@@ -100,8 +123,9 @@ def build() -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
         raise OSError("no C++ compiler is found")
-    source = _SOURCE.read_bytes()
-    made_of = (source, compiler, *_FLAGS, sys.platform, _processor(), torch.__version__)
+    here = Path(__file__).parent
+    sources = [(here / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
+    made_of = (sources, compiler, _FLAGS, _SOURCES, sys.platform, _processor(), torch.__version__)
     name = hashlib.blake2b(repr(made_of).encode(), digest_size=12).hexdigest()
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leftward"
     path = directory / f"native-{name}.so"
@@ -110,12 +134,14 @@ def build() -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
         made = Path(temporary) / "native"
+        objects = [str(Path(temporary) / f"{source}.o") for source in _SOURCES]
+        compiled = [
+            [compiler, *_FLAGS, *flags, "-fopenmp", "-c", str(here / source), "-o", made_object]
+            for (source, flags), made_object in zip(_SOURCES.items(), objects, strict=True)
+        ]
         # Linked without OpenMP's library: its functions are then found in the copy that PyTorch has loaded, and there
         # is one set of threads in the process instead of two that wait for each other's cores.
-        commands = (
-            [compiler, *_FLAGS, "-fopenmp", "-c", str(_SOURCE), "-o", f"{made}.o"],
-            [compiler, "-shared", f"{made}.o", "-o", f"{made}.so"],
-        )
+        commands = [*compiled, [compiler, "-shared", *objects, "-o", f"{made}.so"]]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
             if done.returncode:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from leftward.config import Config
 from leftward.kernels import functions, native
-from leftward.model.cache import KVCache
+from leftward.model.cache import KVCache, Rows
 from leftward.model.masks import Mask
 from leftward.model.norms import RMSNorm, rms_norm
 from leftward.model.positions import Angles, rotate
@@ -35,22 +35,24 @@ class Attention(nn.Module):
         self.o = nn.Linear(config.n_heads * config.head_dim, config.d_model, bias=config.attn_out_bias)
 
     def forward(
-        self, x: Tensor, mask: Mask, angles: Angles | None = None, cache: KVCache | None = None
+        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
+        """`masks` is one for all rows, or with `Rows` one for each."""
         q, k, v = self._heads(self.qkv(x), angles)  # [B, heads, T, head_dim]
+        if isinstance(cache, Rows):
+            mixed = torch.zeros_like(q)
+            for row, (own, mask) in enumerate(zip(cache.caches, masks, strict=True)):
+                one, real = slice(row, row + 1), slice(0, mask.queries.shape[1])
+                mixed[one, :, real] = self._attend(q[one, :, real], k[one, :, real], v[one, :, real], mask, own)
+        else:
+            mixed = self._attend(q, k, v, masks[0], cache)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: KVCache | None) -> Tensor:
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
-        mixed = attend(
-            q,
-            k,
-            v,
-            mask,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        return self.o(mixed.transpose(1, 2).flatten(2))
+        dropout = self.dropout if self.training else 0.0
+        return attend(q, k, v, mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
 
     def _heads(self, qkv: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         if native.serves(qkv) and self._has_plain_heads(angles):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from leftward.config import Config
 from leftward.model.attention import Attention
-from leftward.model.cache import KVCache
+from leftward.model.cache import KVCache, Rows
 from leftward.model.experts import Experts
 from leftward.model.feedforward import FeedForward
 from leftward.model.masks import Mask
@@ -30,13 +30,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, mask: Mask, angles: Angles | None = None, cache: KVCache | None = None
+        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
         if self.kind == "post":
-            x = self.attn_norm(x + self._scaled(self.attn(x, mask, angles, cache)))
+            x = self.attn_norm(x + self._scaled(self.attn(x, masks, angles, cache)))
             return self.ff_norm(x + self._scaled(self.ff(x)))
         normed = self.attn_norm(x)
-        mixed = self._scaled(self.attn_out_norm(self.attn(normed, mask, angles, cache)))
+        mixed = self._scaled(self.attn_out_norm(self.attn(normed, masks, angles, cache)))
         if self.kind == "parallel_shared":
             return x + mixed + self._scaled(self.ff(normed))
         if self.kind == "parallel":

@@ -2,11 +2,15 @@
 
 Preallocated, with a length for each row. In a global layer a token's slot is its place in the sequence. In a local
 layer the slots are a ring: a new token takes that of one which has left the window, so that memory is bounded by it.
+
+A `KVCache` has rows of one size, read together. `Rows` are caches of one row each, read together too: sequences that
+come and go, each with memory of its own.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +26,8 @@ class KVCache:
     Args:
         batch: rows.
         capacity: tokens that a row can hold.
+        dtype: of what is kept, which all queries see so, those of the same pass too. int8 keeps the numbers of a token
+            and head as −127 … 127 and one fp32 scale.
         rewindable: how many of a row's last tokens can be taken back where a window has rolled. That many slots more
             than the window are kept.
     """
@@ -40,23 +46,27 @@ class KVCache:
         self.config = config
         self.capacity = capacity
         self.window = config.window
-        ring = capacity if config.window is None else min(capacity, config.window + rewindable)
-        slots = [ring if config.is_local(layer) else capacity for layer in range(config.n_layers)]
+        self.rewindable = rewindable
+        slots = _slots(config, capacity, rewindable)
         shapes = [(batch, config.n_kv_heads, n, config.head_dim) for n in slots]
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        scales = [shape[:-1] for shape in shapes] if dtype == torch.int8 else []
+        self.key_scales = [torch.zeros(*shape, 1, device=device) for shape in scales]
+        """[batch, n_kv_heads, slots, 1] a layer, where the numbers are int8."""
+        self.value_scales = [torch.zeros(*shape, 1, device=device) for shape in scales]
         self.lengths = [0] * batch  # tokens held, a row
         self.documents: Tensor | None = None
         """[batch, places]: the number of each place's document, where there are several."""
         self.prefix_lengths = [0] * batch
         """How many of each row's tokens have seen each other, whatever their order."""
-        self._ring = ring
+        self._ring = _ring(config, capacity, rewindable)
         self._longest = [0] * batch  # that each row has been, which says what its rings have overwritten
         self._n_new, self._counts = 0, [0] * batch
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.keys + self.values)
+        return sum(tensor.nbytes for tensor in self.keys + self.values + self.key_scales + self.value_scales)
 
     def begin(self, n_new: int, counts: list[int]) -> None:
         """Announce a forward pass over `n_new` tokens, of which `counts[row]` are real and the rest is padding.
@@ -101,21 +111,30 @@ class KVCache:
         Returns the keys and values that the new tokens' queries may see, in the order that `layout` says:
         [B, n_kv_heads, S, head_dim]. The lengths move once a forward pass, in `advance`.
         """
-        held = (self.keys[layer], self.values[layer])
+        held, dtype = self._held(layer), keys.dtype
+        new: tuple[Tensor, ...]
+        if self.key_scales:
+            new = (*_quantised(keys), *_quantised(values))
+        else:
+            new = (keys.to(held[0].dtype), values.to(held[0].dtype))
+        seen: tuple[Tensor, ...]
         if not any(self.lengths):
-            seen = (keys, values)
-            self._write(held, (keys, values))
+            seen = new
+            self._write(held, new)
         elif held[0].shape[2] == self.capacity:
-            self._write(held, (keys, values))
-            seen = (held[0][:, :, : self._end], held[1][:, :, : self._end])
+            self._write(held, new)
+            seen = tuple(tensor[:, :, : self._end] for tensor in held)
         elif self._is_one_each:
-            self._write(held, (keys, values))
+            self._write(held, new)
             n = min(self._ring, self._end)
-            seen = (held[0][:, :, :n], held[1][:, :, :n])
+            seen = tuple(tensor[:, :, :n] for tensor in held)
         else:  # what is overwritten now may still be seen by the first of the new queries
-            seen = (self._behind_window(held[0], keys), self._behind_window(held[1], values))
-            self._write(held, (keys, values))
-        return seen
+            seen = tuple(map(self._behind_window, held, new))
+            self._write(held, new)
+        if self.key_scales:
+            quantised_keys, of_keys, quantised_values, of_values = seen
+            return (quantised_keys * of_keys).to(dtype), (quantised_values * of_values).to(dtype)
+        return seen[0].to(dtype), seen[1].to(dtype)
 
     def documents_up_to(self, end: int, new: Tensor | None) -> Tensor | None:
         """The numbers of the documents of all places below `end`, [batch, end], with the `new` ones [batch, T] behind
@@ -171,12 +190,54 @@ class KVCache:
         child = copy.copy(self)
         child.keys = [keys[rows] for keys in self.keys]  # a list as index copies
         child.values = [values[rows] for values in self.values]
+        child.key_scales = [scales[rows] for scales in self.key_scales]
+        child.value_scales = [scales[rows] for scales in self.value_scales]
         child.documents = None if self.documents is None else self.documents[rows]
         child.lengths = [self.lengths[row] for row in rows]
         child.prefix_lengths = [self.prefix_lengths[row] for row in rows]
         child._longest = [self._longest[row] for row in rows]
         child._counts = [0] * len(rows)
         return child
+
+    def grow(self, capacity: int) -> None:
+        """Room for more tokens a row; what is held stays."""
+        if capacity < self.capacity:
+            raise ValueError(f"a KV cache for {self.capacity} tokens cannot grow to {capacity}")
+        self.capacity = capacity
+        self._ring = _ring(self.config, capacity, self.rewindable)
+        # Layer by layer, so that no more than one is there twice.
+        for tensors in (self.keys, self.values, self.key_scales, self.value_scales):
+            for layer, n in zip(range(len(tensors)), _slots(self.config, capacity, self.rewindable), strict=False):
+                if (more := n - tensors[layer].shape[2]) > 0:
+                    tensors[layer] = F.pad(tensors[layer], (0, 0, 0, more))
+
+    def cut(self, start: int, stop: int) -> list[tuple[Tensor, ...]]:
+        """A copy of what a cache of one row holds of the places start … stop − 1, for each layer; of a ring the last
+        ones. `paste` puts it into another cache."""
+        parts = []
+        for layer in range(self.config.n_layers):
+            held = self._held(layer)
+            n = min(stop - start, held[0].shape[2])
+            slots = torch.arange(stop - n, stop, device=held[0].device) % held[0].shape[2]
+            parts.append(tuple(tensor.index_select(2, slots) for tensor in held))
+        return parts
+
+    def paste(self, stop: int, parts: list[tuple[Tensor, ...]]) -> None:
+        """Go on with what another cache held of the places behind this one's length, up to `stop`."""
+        for layer, part in enumerate(parts):
+            held = self._held(layer)
+            n = min(part[0].shape[2], held[0].shape[2])
+            slots = torch.arange(stop - n, stop, device=held[0].device) % held[0].shape[2]
+            for mine, theirs in zip(held, part, strict=True):
+                mine.index_copy_(2, slots, theirs[:, :, theirs.shape[2] - n :])
+        self.lengths = [stop]
+        self._longest = list(map(max, self._longest, self.lengths))
+
+    def _held(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and values [batch, n_kv_heads, slots, head_dim]; where they are int8, each with its scales."""
+        if self.key_scales:
+            return self.keys[layer], self.key_scales[layer], self.values[layer], self.value_scales[layer]
+        return self.keys[layer], self.values[layer]
 
     @property
     def _rolls(self) -> bool:
@@ -194,7 +255,7 @@ class KVCache:
     def _rows_are_equal(self) -> bool:
         return len(set(zip(self.lengths, self._counts, strict=True))) == 1
 
-    def _write(self, held: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
+    def _write(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
         n_slots, device = held[0].shape[2], held[0].device
         if self._is_one_each and not self._rows_are_equal():
             slots = torch.tensor([length % n_slots for length in self.lengths], device=device)
@@ -221,3 +282,52 @@ class KVCache:
         slots = (lengths - (self.window - 1) + torch.arange(self.window - 1, device=held.device)) % self._ring
         before = held.gather(2, slots[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
         return torch.cat((before, new), dim=2)
+
+
+class Rows:
+    """Caches of one row each, to be read in one pass: they have nothing in common but the model. Each is attended to by
+    itself, so that its result has no part in how many others there are, and how long."""
+
+    def __init__(self, caches: Sequence[KVCache]) -> None:
+        self.caches = caches
+        self.config = caches[0].config
+
+    @property
+    def lengths(self) -> list[int]:
+        return [cache.lengths[0] for cache in self.caches]
+
+    @property
+    def capacity(self) -> int:
+        """Of the largest."""
+        return max(cache.capacity for cache in self.caches)
+
+    def begin(self, n_new: int, counts: list[int]) -> None:
+        """As of a `KVCache`: `counts[row]` of `n_new` tokens are real."""
+        for cache, count in zip(self.caches, counts, strict=True):
+            cache.begin(count, [count])
+
+    def advance(self) -> None:
+        for cache in self.caches:
+            cache.advance()
+
+
+def row_bytes(config: Config, capacity: int, dtype: torch.dtype, rewindable: int = 0) -> int:
+    """Of a KV cache of one row."""
+    a_slot = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+    return 2 * config.n_kv_heads * a_slot * sum(_slots(config, capacity, rewindable))
+
+
+def _ring(config: Config, capacity: int, rewindable: int) -> int:
+    return capacity if config.window is None else min(capacity, config.window + rewindable)
+
+
+def _slots(config: Config, capacity: int, rewindable: int) -> list[int]:
+    """Of each layer."""
+    ring = _ring(config, capacity, rewindable)
+    return [ring if config.is_local(layer) else capacity for layer in range(config.n_layers)]
+
+
+def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [B, n_kv_heads, T, head_dim] and the fp32 scales [B, n_kv_heads, T, 1] that bring it back."""
+    scales = x.detach().float().abs().amax(dim=-1, keepdim=True) / 127
+    return (x.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8), scales

@@ -17,8 +17,8 @@ class Classifier(nn.Module):
     def __init__(self, decoder: Decoder, n_classes: int) -> None:
         super().__init__()
         self.decoder = decoder
-        like = decoder.embed.weight
-        self.class_head = nn.Linear(decoder.config.d_model, n_classes, bias=False, device=like.device, dtype=like.dtype)
+        kind = {"device": decoder.device, "dtype": decoder.dtype}
+        self.class_head = nn.Linear(decoder.config.d_model, n_classes, bias=False, **kind)
         nn.init.zeros_(self.class_head.weight)
 
     def forward(self, ids: Tensor, lengths: list[int] | None = None) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from leftward.config import Config
+from leftward.kernels.packed import packed_of
 from leftward.model.block import Block
-from leftward.model.cache import KVCache
+from leftward.model.cache import KVCache, Rows
 from leftward.model.experts import Experts
 from leftward.model.masks import Layout, Mask, document_positions, make_mask
 from leftward.model.norms import make_norm
@@ -42,7 +43,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        cache: KVCache | None = None,
+        cache: KVCache | Rows | None = None,
         lengths: list[int] | None = None,
         *,
         documents: Tensor | None = None,
@@ -53,7 +54,7 @@ class Decoder(nn.Module):
 
         Args:
             ids: [B, T] integers.
-            cache: continue behind the tokens that it holds, and add these.
+            cache: continue behind the tokens that it holds, and add these. `Rows` know no documents and no prefixes.
             lengths: how many of each row's positions are real; the rest, at the right end, is padding.
             documents: [B, T], a number for the document of each token: tokens see their own document only, and
                 positions begin anew in each. Behind a cache that has documents, None goes on with each row's last.
@@ -82,7 +83,7 @@ class Decoder(nn.Module):
     def hidden(
         self,
         ids: Tensor,
-        cache: KVCache | None = None,
+        cache: KVCache | Rows | None = None,
         lengths: list[int] | None = None,
         *,
         documents: Tensor | None = None,
@@ -107,7 +108,7 @@ class Decoder(nn.Module):
             cache.begin(n_new, counts)
         first = starts[:1] if len(set(starts)) == 1 else starts
         places = torch.tensor(first, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
-        if cache is not None:
+        if isinstance(cache, KVCache):
             documents = cache.documents_up_to(max(starts) + n_new, documents)
         positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
 
@@ -120,24 +121,31 @@ class Decoder(nn.Module):
             x = self.embed_norm(x)
         x = self.dropout(x)
 
-        masks: dict[tuple[bool, bool], Mask] = {}
+        masks: dict[tuple[bool, bool], list[Mask]] = {}
         angles: dict[tuple[bool, bool], Angles | None] = {}
         for layer, block in enumerate(self.blocks):
             kind = local, knows_positions = config.is_local(layer), config.knows_positions(layer)
             if kind not in masks:
-                layout = Layout(places, offset=0) if cache is None else cache.layout(local)
-                mask = make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)
+                if isinstance(cache, Rows):
+                    own = zip(cache.caches, places.expand(batch, -1)[:, None], starts, counts, strict=True)
+                    masks[kind] = [
+                        make_mask(config, local, at[:, :count], one.layout(local), [start], [count], None, None)
+                        for one, at, start, count in own
+                    ]
+                else:
+                    layout = Layout(places, offset=0) if cache is None else cache.layout(local)
+                    masks[kind] = [make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)]
                 if knows_positions and config.positions in ("alibi", "alibi_mpt"):
                     slopes = alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt")
-                    mask = replace(mask, slopes=torch.tensor(slopes, device=x.device) * config.alibi_scale)
-                masks[kind] = mask
+                    scaled = torch.tensor(slopes, device=x.device) * config.alibi_scale
+                    masks[kind] = [replace(mask, slopes=scaled) for mask in masks[kind]]
                 rotates = knows_positions and config.positions == "rotary"
                 angles[kind] = rotary_angles(config, positions, x.dtype, local) if rotates else None
             x = block(x, masks[kind], angles[kind], cache)
         if cache is not None:
             cache.advance()
-            if prefix_lengths is not None:
-                cache.prefix_lengths = list(map(max, cache.prefix_lengths, prefix_lengths))
+        if isinstance(cache, KVCache) and prefix_lengths is not None:
+            cache.prefix_lengths = list(map(max, cache.prefix_lengths, prefix_lengths))
         return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -159,9 +167,20 @@ class Decoder(nn.Module):
         return torch.stack([loss for loss in losses if loss is not None]).mean()
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next((weight.device for weight in self.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream. Packed weights (kernels/packed.py) compute in fp32."""
+        return self.embed.weight.dtype if isinstance(self.embed, nn.Embedding) else torch.float32
+
+    @property
     def n_parameters(self) -> int:
         """Weights, each counted once (a tied head is the embedding)."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        packed = {id(part.data): part.rows * part.columns for parts in packed_of(self).values() for part in parts}
+        return sum(parameter.numel() for parameter in self.parameters()) + sum(packed.values())
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
@@ -172,7 +191,7 @@ def _table(rows: int, width: int) -> nn.Embedding:
 def _check_arguments(
     config: Config,
     ids: Tensor,
-    cache: KVCache | None,
+    cache: KVCache | Rows | None,
     lengths: list[int] | None,
     documents: Tensor | None,
     prefix_lengths: list[int] | None,
@@ -191,6 +210,8 @@ def _check_arguments(
         raise ValueError("the cache is for another Config")
     if cache is not None and len(cache.lengths) != batch:
         raise ValueError(f"the cache has {len(cache.lengths)} rows, and ids {batch}")
+    if isinstance(cache, Rows) and not (documents is None and prefix_lengths is None):
+        raise ValueError("rows of caches of their own are read without documents and prefix_lengths")
     if prefix_embeddings is not None and (prefix_embeddings.ndim, len(prefix_embeddings)) != (3, batch):
         raise ValueError(f"prefix_embeddings are {list(prefix_embeddings.shape)}: they must be [{batch}, P, d_model]")
     if documents is not None and (documents.is_floating_point() or documents.shape != (batch, n_new)):

@@ -261,7 +261,7 @@ class Subject:
         """
         model = self.exact if model is None else model
         if isinstance(model, Decoder):
-            cache = self.new_cache(1, dtype=model.embed.weight.dtype) if cache is None else cache
+            cache = self.new_cache(1, dtype=model.dtype) if cache is None else cache
             with torch.no_grad():
                 return model(ids, cache), cache
         parameters = inspect.signature(model.forward).parameters
@@ -283,7 +283,7 @@ class Subject:
         if not decoder.config.causal:
             raise Skips("a model that sees the future can keep nothing of the past: causal is false")
         capacity = capacity or min(decoder.config.max_seq_len, self.long_ids.shape[1] + 8)
-        dtype = dtype or decoder.embed.weight.dtype
+        dtype = dtype or decoder.dtype
         return KVCache(decoder.config, rows, capacity, dtype, self.device, rewindable=rewindable)
 
 

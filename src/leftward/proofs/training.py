@@ -272,8 +272,8 @@ def gradients_reach_all(subject: Subject) -> str:
 
 
 def groups_are_whole(subject: Subject) -> str:
-    """Every weight is in exactly one group of the optimizer."""
-    names = [name for name, _ in subject.model.named_parameters()]
+    """Every weight that is to learn is in exactly one group of the optimizer."""
+    names = [name for name, weight in subject.model.named_parameters() if weight.requires_grad]
     if subject.optimizer is not None:
         of_id = {id(p): name for name, p in subject.model.named_parameters()}
         groups = [[of_id[id(p)] for p in g["params"] if id(p) in of_id] for g in subject.optimizer.param_groups]

@@ -228,6 +228,11 @@ class Tokenizer:
         """Whether the space of a text's first word was put there by encoding."""
         return self._decoding.drops_first_space
 
+    @property
+    def drops_last_space(self) -> bool:
+        """Whether the end of a text's last word, spelled as a space, is not part of the text."""
+        return self._decoding.drops_last_space
+
     # ---- text to ids
 
     def encode(
@@ -549,6 +554,11 @@ class StreamDecoder:
         token_id = int(token_id)  # a numpy or torch number may be equal to an id and yet not be found in a set
         data = self._tokenizer.token_bytes(token_id)
         return "" if token_id in self._skipped else self._trim(self._decoder.decode(data))
+
+    @property
+    def drops_space(self) -> bool:
+        """Whether the text that comes next is a text's first, so that the space which encoding gives it goes."""
+        return self._drop_space
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that was never completed, or nothing."""

@@ -1,0 +1,404 @@
+"""A Decoder as a list of operations for kernels/forward.cpp: the same function as Decoder.hidden and Decoder.logits,
+with the same cache, in one call a pass. What it can't say (experts, documents, prefixes) the Decoder does itself.
+
+A token's numbers are the same, bit for bit, in whatever batch and portions it comes: no other token takes part in any
+sum of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from leftward.kernels import forward, native
+from leftward.kernels.forward import Attention, Op, Rounded
+from leftward.kernels.packed import Packed, PackedEmbedding, PackedLinear
+from leftward.model.attention import Attention as AttentionLayer
+from leftward.model.block import Block
+from leftward.model.cache import KVCache, Rows
+from leftward.model.decoder import Decoder
+from leftward.model.feedforward import FeedForward
+from leftward.model.norms import LayerNorm, RMSNorm
+from leftward.model.positions import alibi_slopes, rotary_angles, sinusoids
+
+STREAM, NORMED, NORMED_TOO, WIDE, NARROW, OUTPUT = range(6)
+"""Buffers: the residual stream; what a sublayer reads, twice for parallel ones; what the first matrix of a sublayer
+gives; what its second one reads; what that gives, where a norm comes behind."""
+
+
+def can_say(decoder: Decoder) -> bool:
+    """Whether there is a program for this model on this machine: one that computes what the modules do, so that there
+    must be no hooks on them, and no other kinds of them than a Decoder is built of."""
+    config, modules = decoder.config, list(decoder.modules())
+    weights = list(decoder.parameters())
+    return (
+        not config.n_experts
+        and config.causal
+        and all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
+        and all(weight.dtype in (torch.float32, torch.bfloat16) for weight in weights)
+        and all(type(module) in _MODULES for module in modules)
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        and native.available()
+    )
+
+
+_MODULES = (
+    *(Decoder, Block, AttentionLayer, FeedForward, RMSNorm, LayerNorm),
+    *(nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.Identity, PackedLinear, PackedEmbedding),
+)
+
+
+class Reader:
+    """Reads tokens, by a program where there is one, and says how in `path`. The decoder's weights must stay as they
+    are while it is in use."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._program = Program(decoder) if can_say(decoder) else None
+        is_bf16 = isinstance(decoder.head, nn.Linear) and decoder.dtype == torch.bfloat16
+        self._divides = self._program is not None and is_bf16 and large_products_are_pytorchs()
+        plain = f"PyTorch's operations in {str(decoder.dtype).removeprefix('torch.')} on {decoder.device.type}"
+        self.path = plain
+        if self._program is not None:
+            kinds = dict.fromkeys(
+                part.kind if isinstance(part, Packed) else str(part).removeprefix("torch.")
+                for part, _ in weights_of(decoder)
+            )
+            self.path = f"native kernels for {' and '.join(kinds)} weights"
+            if self._divides:
+                self.path += f", {plain} from {_MANY} tokens a pass on"
+
+    def hidden(
+        self, ids: Tensor, cache: KVCache | Rows, lengths: list[int] | None = None, **special: Any
+    ) -> Tensor:  # [B, T] → [B, T, D]
+        """`Decoder.hidden`; with anything `special`, or where the cache is of prefixes or documents, by itself."""
+        if self._program is None or special or (self._divides and ids.numel() >= _MANY):
+            return self._decoder.hidden(ids, cache, lengths, **special)
+        return self._program.hidden(ids, cache, lengths)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [..., D] → [..., vocab_size]
+        if self._program is None:
+            return self._decoder.logits(hidden)
+        return self._program.logits(hidden.float())
+
+
+_MANY = 64  # tokens whose products may be better off elsewhere
+
+
+@functools.cache
+def large_products_are_pytorchs() -> bool:
+    """Whether bf16 products of many tokens are faster in PyTorch than in our kernel: where the processor has
+    instructions for them. Measured once in a process; packed weights and fp32 always take ours, so that a token's
+    numbers don't depend on its company."""
+    width, n_tokens = 1024, 256
+    weights, x = torch.ones(width, width, dtype=torch.bfloat16), torch.ones(n_tokens, width)
+    out = torch.empty(n_tokens, width)
+    op = Op(kind=forward.LINEAR, in_=0, out=1, width=width, rows=width, out_width=width, variant=forward.BF16)
+    op.weights = forward.address(weights)
+    ops, narrow = (Op * 1)(op), x.bfloat16()
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+    # Where bf16 is emulated, so few tokens tell as much and don't take a second.
+    few = narrow[:8]
+    if seconds(lambda: nn.functional.linear(few, weights)) > 0.02:
+        return False
+    return seconds(lambda: nn.functional.linear(narrow, weights)) < seconds(
+        lambda: forward.run(ops, [x, out], n_tokens)
+    )
+
+
+def weights_of(decoder: Decoder) -> list[tuple[Packed | torch.dtype, int]]:
+    """What the matrices are made of whose products every token takes part in, and how many numbers that are: packed
+    parts, or those of a dtype. Of experts it is those that a token is not sent to as well."""
+    found: list[tuple[Packed | torch.dtype, int]] = []
+    for module in decoder.modules():
+        if isinstance(module, PackedLinear):
+            found += [(part, part.rows * part.columns) for part in module.parts]
+        elif isinstance(module, nn.Linear):
+            found.append((module.weight.dtype, module.weight.numel()))
+    return found
+
+
+class Program:
+    """The operations of one Decoder, whose weights are read where they are."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = self.config = decoder.config
+        self._decoder = decoder
+        self._kept: list[Any] = []  # what the operations hold addresses of
+        qkv = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        up = config.d_ff * (2 if config.is_gated else 1)
+        d_model, narrow = config.d_model, max(config.n_heads * config.head_dim, config.d_ff)
+        self._widths = [d_model, d_model, d_model, max(qkv, up), narrow, d_model]
+        self._buffers: list[Tensor] = []
+        self._rounded: Rounded | None = None
+        self._angles: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._places: WeakKeyDictionary[KVCache, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+        local = [config.is_local(layer) for layer in range(config.n_layers)]
+        self._local = local.index(True) if any(local) else None
+        self._in_local = torch.tensor(local, dtype=torch.int64)
+        self._never = torch.zeros_like(self._in_local)
+        self._positions: Tensor | None = None
+        if config.positions == "learned":
+            assert decoder.position_embed is not None
+            self._positions = decoder.position_embed.weight[config.position_offset :].float().contiguous()
+        elif config.positions == "sinusoidal":
+            self._positions = sinusoids(torch.arange(config.max_seq_len)[None], d_model)[0].contiguous()
+        blocks = [block for block in decoder.blocks if isinstance(block, Block)]
+        self._layers = [self._attention(block.attn, layer) for layer, block in enumerate(blocks)]
+        ops = [*self._embedding(), *(op for layer, block in enumerate(blocks) for op in self._block(block, layer))]
+        if decoder.norm is not None:
+            ops.append(self._norm(decoder.norm, STREAM, STREAM))
+        self._body = (Op * len(ops))(*ops)
+        head = self._linear(decoder.head, 0, 1, config.padded_vocab_size)
+        self._head = (Op * len(head))(*head)
+        self._room(1)
+
+    @torch.inference_mode()
+    def hidden(self, ids: Tensor, cache: KVCache | Rows, lengths: Sequence[int] | None = None) -> Tensor:
+        """`Decoder.hidden` of ids [B, T] behind what `cache` holds: fp32 [B, T, D]. Beyond a row's length it is 0.
+
+        Raises: ValueError, as there.
+        """
+        batch, n_new = ids.shape
+        starts = cache.lengths
+        counts = [n_new] * batch if lengths is None else list(lengths)
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        if max(ends) > self.config.max_seq_len:
+            raise ValueError(f"a sequence of {max(ends)} tokens is longer than max_seq_len {self.config.max_seq_len}")
+        cache.begin(n_new, counts)
+        self._turn_to(cache.capacity)
+        parts = cache.caches if isinstance(cache, Rows) else [cache]
+        tables = [self._table(part) for part in parts]
+        caches, first = tables[0] if len(tables) == 1 else torch.cat(tables, dim=1), parts[0]
+        token_rows = torch.arange(batch).repeat_interleave(torch.tensor(counts))
+        columns = torch.cat([torch.arange(count) for count in counts])
+        places = torch.tensor(starts)[token_rows] + columns
+        n_tokens = len(places)
+        self._room(n_tokens)
+        forward.run(
+            self._body,
+            self._buffers,
+            n_tokens,
+            ids=ids[token_rows, columns].contiguous(),
+            rows=token_rows,
+            places=places,
+            caches=caches,
+            cache_type=forward.kind_of(first.keys[0].dtype),
+            overwrites=self._overwrites(caches, ends, counts),
+            rounded=self._rounded,
+        )
+        cache.advance()
+        stream = self._buffers[STREAM][:n_tokens]
+        if n_tokens == batch * n_new:
+            return stream.view(batch, n_new, -1).clone()
+        out = torch.zeros(batch, n_new, self.config.d_model)
+        out[token_rows, columns] = stream
+        return out
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`Decoder.logits` of [..., D]: fp32 [..., vocab_size]."""
+        config = self.config
+        flat = hidden.reshape(-1, config.d_model).contiguous()
+        self._room(len(flat))
+        logits = torch.empty(len(flat), config.padded_vocab_size)
+        forward.run(self._head, [flat, logits], len(flat), rounded=self._rounded)
+        logits = logits[:, : config.vocab_size]
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * (logits / config.logit_softcap).tanh()
+        return logits.view(*hidden.shape[:-1], config.vocab_size)
+
+    def _room(self, n_tokens: int) -> None:
+        if not self._buffers or len(self._buffers[0]) < n_tokens:
+            self._buffers = [torch.empty(n_tokens, width) for width in self._widths]
+            self._rounded = Rounded.of(n_tokens, max(self._widths))
+
+    # ---- operations
+
+    def _embedding(self) -> list[Op]:
+        embed, config = self._decoder.embed, self.config
+        op = Op(kind=forward.EMBED, out=STREAM, width=config.d_model, scale=config.embed_scale)
+        if isinstance(embed, PackedEmbedding):
+            op.variant, op.weights = embed.table.number, self._address(embed.table.data)
+        else:
+            op.variant, op.weights = forward.kind_of(embed.weight.dtype), self._address(embed.weight)
+        ops = [op]
+        if self._positions is not None:
+            table = self._address(self._positions)
+            ops.append(Op(kind=forward.POSITION, out=STREAM, width=config.d_model, weights=table))
+        if self._decoder.embed_norm is not None:
+            ops.append(self._norm(self._decoder.embed_norm, STREAM, STREAM))
+        return ops
+
+    def _block(self, block: Block, layer: int) -> list[Op]:
+        """As Block.forward has it."""
+        kind = block.kind
+        if kind == "post":
+            return [
+                *self._attend(block, layer, STREAM, STREAM),
+                self._norm(block.attn_norm, STREAM, STREAM),
+                *self._feed_forward(block, STREAM, STREAM),
+                self._norm(block.ff_norm, STREAM, STREAM),
+            ]
+        if kind == "output":
+            return [
+                *self._behind_norm(block.attn_out_norm, self._attend(block, layer, STREAM, OUTPUT)),
+                *self._behind_norm(block.ff_out_norm, self._feed_forward(block, STREAM, OUTPUT)),
+            ]
+        first = self._norm(block.attn_norm, STREAM, NORMED)
+        if kind == "parallel_shared":
+            return [first, *self._attend(block, layer, NORMED, STREAM), *self._feed_forward(block, NORMED, STREAM)]
+        second = self._norm(block.ff_norm, STREAM, NORMED_TOO)
+        if kind == "parallel":
+            attend = self._attend(block, layer, NORMED, STREAM)
+            return [first, second, *attend, *self._feed_forward(block, NORMED_TOO, STREAM)]
+        if kind == "sandwich":
+            return [
+                first,
+                *self._behind_norm(block.attn_out_norm, self._attend(block, layer, NORMED, OUTPUT)),
+                second,
+                *self._behind_norm(block.ff_out_norm, self._feed_forward(block, NORMED_TOO, OUTPUT)),
+            ]
+        attend = self._attend(block, layer, NORMED, STREAM)
+        return [first, *attend, second, *self._feed_forward(block, NORMED_TOO, STREAM)]
+
+    def _behind_norm(self, norm: nn.Module, ops: list[Op]) -> list[Op]:
+        add = Op(kind=forward.ADD, in_=OUTPUT, out=STREAM, width=self.config.d_model, scale=self.config.residual_scale)
+        return [*ops, self._norm(norm, OUTPUT, OUTPUT), add]
+
+    def _attend(self, block: Block, layer: int, source: int, target: int) -> list[Op]:
+        attention, config = block.attn, self.config
+        width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        op = Op(kind=forward.ATTEND, in_=WIDE, out=NARROW, width=width, out_width=config.n_heads * config.head_dim)
+        # A head's address is reckoned from the token's row, which is as wide as all heads.
+        op.weights = ctypes.addressof(self._layers[layer])
+        return [*self._linear(attention.qkv, source, WIDE, width), op, *self._out(attention.o, target)]
+
+    def _feed_forward(self, block: Block, source: int, target: int) -> list[Op]:
+        config, ff = self.config, block.ff
+        assert isinstance(ff, FeedForward)
+        width = config.d_ff * (2 if config.is_gated else 1)
+        variant = forward.ACTIVATIONS.index(config.feed_forward)
+        op = Op(kind=forward.ACTIVATE, in_=WIDE, out=NARROW, width=width, rows=config.d_ff, variant=variant)
+        op.out_width = config.d_ff
+        return [*self._linear(ff.up, source, WIDE, width), op, *self._out(ff.down, target)]
+
+    def _out(self, linear: nn.Module, target: int) -> list[Op]:
+        """The second matrix of a sublayer: to the stream, or to where a norm comes behind it."""
+        scale = self.config.residual_scale
+        return self._linear(linear, NARROW, target, self.config.d_model, adds=target == STREAM, scale=scale)
+
+    def _linear(
+        self, linear: nn.Module, source: int, target: int, out_width: int, adds: bool = False, scale: float = 1.0
+    ) -> list[Op]:
+        if isinstance(linear, PackedLinear):
+            self._kept.append(linear)
+            return linear.ops(source, target, out_width, adds, scale)
+        assert isinstance(linear, nn.Linear)
+        op = Op(kind=forward.LINEAR, in_=source, out=target, width=linear.in_features, rows=linear.out_features)
+        op.out_width, op.scale = out_width, scale
+        op.variant = forward.kind_of(linear.weight.dtype) | (forward.ADDS if adds else 0)
+        op.weights, op.bias = self._address(linear.weight), self._address(linear.bias, in_fp32=True)
+        return [op]
+
+    def _norm(self, norm: nn.Module, source: int, target: int) -> Op:
+        assert isinstance(norm, (RMSNorm, LayerNorm))
+        is_layer = isinstance(norm, LayerNorm)
+        op = Op(kind=forward.LAYER_NORM if is_layer else forward.RMS_NORM, in_=source, out=target, eps=norm.eps)
+        op.width = self.config.d_model
+        op.weights = self._address(_factor(norm), in_fp32=True)
+        op.bias = self._address(norm.bias, in_fp32=True) if isinstance(norm, LayerNorm) else None
+        return op
+
+    def _attention(self, attention: AttentionLayer, layer: int) -> Attention:
+        config = self.config
+        local, knows_positions = config.is_local(layer), config.knows_positions(layer)
+        this = Attention(layer=layer, n_heads=config.n_heads, n_kv_heads=config.n_kv_heads, head_dim=config.head_dim)
+        this.window = (config.window or 0) if local else 0
+        this.scale, this.softcap = config.attn_scale, config.attn_softcap or 0.0
+        this.has_norm, this.norms_whole, this.eps = attention.q_norm is not None, attention.norms_whole, attention.eps
+        if attention.q_norm is not None and attention.k_norm is not None:
+            this.q_norm = self._address(_factor(attention.q_norm), in_fp32=True)
+            this.k_norm = self._address(_factor(attention.k_norm), in_fp32=True)
+        if knows_positions and config.positions in ("alibi", "alibi_mpt"):
+            slopes = torch.tensor(alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt"))
+            this.slopes = self._address(slopes * config.alibi_scale)
+        this.sinks = self._address(attention.sinks, in_fp32=True)
+        return this
+
+    def _address(self, tensor: Tensor | None, in_fp32: bool = False) -> int | None:
+        """Where a tensor's numbers are, which are kept there."""
+        if tensor is None:
+            return None
+        tensor = tensor.detach().float() if in_fp32 else tensor.detach()
+        self._kept.append(tensor := tensor.contiguous())
+        return forward.address(tensor)
+
+    # ---- what a pass works on
+
+    def _turn_to(self, n: int) -> None:
+        """Angles of `n` places, at least."""
+        config = self.config
+        if config.positions != "rotary" or (self._angles and len(self._angles[False][0]) >= n):
+            return
+        places = torch.arange(min(config.max_seq_len, max(2 * n, 256)))[None]
+        for local in (False, True):
+            cos, sin, adjacent = rotary_angles(config, places, torch.float32, local)
+            self._angles[local] = (cos[0, :, 0].contiguous(), sin[0, :, 0].contiguous())
+        for layer, this in enumerate(self._layers):
+            if config.knows_positions(layer):
+                cosines, sines = self._angles[config.is_local(layer)]
+                this.cosines, this.sines = forward.address(cosines), forward.address(sines)
+                this.rope_dim, this.adjacent = config.rope_dim, adjacent
+
+    def _table(self, cache: KVCache) -> Tensor:
+        """int64 [layers, rows, CACHE_FIELDS], kept as long as the cache stays where it is."""
+        at = (cache.capacity, cache.keys[0].data_ptr())
+        found = self._places.get(cache)
+        if found is not None and found[0] == at:
+            return found[1]
+        scales = zip(cache.key_scales, cache.value_scales, strict=True) if cache.key_scales else repeat((None, None))
+        held = zip(cache.keys, cache.values, scales, strict=False)
+        table = torch.zeros(self.config.n_layers, len(cache.lengths), forward.CACHE_FIELDS, dtype=torch.int64)
+        for layer, (keys, values, of_both) in enumerate(held):
+            for field, tensor in enumerate((keys, values, *of_both)):
+                if tensor is not None:
+                    assert tensor.is_contiguous()
+                    begins = tensor.data_ptr() + torch.arange(len(tensor)) * (tensor.stride(0) * tensor.itemsize)
+                    table[layer, :, field] = begins
+            table[layer, :, 4] = keys.shape[2]
+        self._places[cache] = at, table
+        return table
+
+    def _overwrites(self, caches: Tensor, ends: list[int], counts: list[int]) -> Tensor:
+        """int64 [layers]: whether a row's new tokens go once around a ring, into what the first of them still see."""
+        if self._local is None or self.config.window is None:
+            return self._never
+        slots = caches[self._local, :, 4].tolist()  # the same in all local layers
+        free = [n - self.config.window + 1 for n in slots]
+        rows = zip(ends, slots, counts, free, strict=True)
+        rolls = any(end > n and count > fits for end, n, count, fits in rows)
+        return self._in_local if rolls else self._never
+
+
+def _factor(norm: nn.Module) -> Tensor | None:
+    if isinstance(norm, RMSNorm):
+        return norm.factor
+    assert isinstance(norm, LayerNorm)
+    return None if norm.weight is None else norm.weight + 1 if norm.kind == "one_plus" else norm.weight

@@ -1,0 +1,113 @@
+"""forward.cpp from Python: operations and what they work on, field by field as they stand there, and the call."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leftward.kernels import native
+
+EMBED, POSITION, RMS_NORM, LAYER_NORM, LINEAR, ATTEND, ACTIVATE, ADD = range(8)
+"""Kinds of operations."""
+FP32, BF16, Q4, Q8, INT8 = range(5)
+"""Kinds of numbers."""
+ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "swiglu_clamped", "gelu", "gelu_tanh", "relu", "relu2")
+ADDS, AGAIN = 1 << 8, 1 << 9
+"""Variants of LINEAR: it adds to what is there; its input is that of the operation before."""
+
+
+class Rounded(NamedTuple):
+    """Room for activations in 8 bits."""
+
+    numbers: Tensor
+    """int8 [n_tokens, width]"""
+    steps: Tensor
+    """fp32 [n_tokens, width / 32, 2]: of each block what a number counts, and that times their sum."""
+
+    @classmethod
+    def of(cls, n_tokens: int, width: int) -> Rounded:
+        return cls(torch.empty(n_tokens, width, dtype=torch.int8), torch.empty(n_tokens, -(-width // 32), 2))
+
+
+class Op(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("kind", "in_", "out", "width", "rows", "out_width", "offset", "variant")),
+        *((name, c_void_p) for name in ("weights", "bias")),
+        *((name, c_float) for name in ("scale", "eps")),
+    )
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("layer", "n_heads", "n_kv_heads", "head_dim", "rope_dim", "adjacent")),
+        *((name, c_int64) for name in ("window", "norms_whole")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines", "slopes", "sinks")),
+        *((name, c_float) for name in ("eps", "scale", "softcap")),
+        ("has_norm", c_int32),
+    )
+
+
+CACHE_FIELDS = 5
+"""Whole numbers that describe a layer's and row's part of a KV cache: the addresses of keys, values, and where they are
+int8 of their scales, and the number of slots."""
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        ("buffers", c_void_p),
+        ("n_tokens", c_int64),
+        *((name, c_void_p) for name in ("ids", "rows", "places", "caches")),
+        *((name, c_int64) for name in ("n_rows", "cache_type")),
+        *((name, c_void_p) for name in ("overwrites", "rounded", "steps")),
+    )
+
+
+def run(
+    ops: Any,
+    buffers: list[Tensor],
+    n_tokens: int,
+    *,
+    ids: Tensor | None = None,
+    rows: Tensor | None = None,
+    places: Tensor | None = None,
+    caches: Tensor | None = None,
+    cache_type: int = 0,
+    overwrites: Tensor | None = None,
+    rounded: Rounded | None = None,
+) -> None:
+    """Work off `ops`, an array of Op, on the first `n_tokens` rows of `buffers`.
+
+    Args:
+        ids, rows, places: int64 [n_tokens]: each token's id, row of the cache and place; the tokens of a row follow one
+            another.
+        caches: int64 [layers, rows, CACHE_FIELDS].
+        cache_type: the kind of its numbers.
+        overwrites: int64 [layers], 1 where what is written takes the place of what the pass's own first tokens see.
+        rounded: room for the widest input of packed weights.
+    """
+    library = native.library()
+    pointers = (c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+    this = _Pass(
+        ctypes.addressof(pointers),
+        n_tokens,
+        *(address(tensor) for tensor in (ids, rows, places, caches)),
+        0 if caches is None else caches.shape[1],
+        cache_type,
+        *(address(tensor) for tensor in (overwrites, *(rounded or (None, None)))),
+    )
+    library.leftward_forward(ops, c_int64(len(ops)), ctypes.byref(this))
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Of a contiguous tensor's first number."""
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
+
+
+def kind_of(dtype: torch.dtype) -> int:
+    """Raises: KeyError, for a dtype that there is no kernel for."""
+    return {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}[dtype]

@@ -1,0 +1,261 @@
+"""How fast a model generates on this machine: beside what its memory allows, and beside other programs with the same
+file, which take turns with it."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from leftward.errors import UserError
+from leftward.formats.kinds import Weights
+from leftward.generation.engine import Engine
+from leftward.generation.program import Reader, weights_of
+from leftward.generation.requests import Request
+from leftward.generation.settings import Sampling
+from leftward.kernels.packed import Packed
+from leftward.language_model import LanguageModel, load
+from leftward.training.precision import choose_dtype
+
+Rival = Literal["transformers", "llama.cpp"]
+RIVALS: tuple[Rival, ...] = ("transformers", "llama.cpp")
+PROMPT, OUTPUT, LONG_PROMPT, ROWS = 32, 128, 512, 16
+"""Tokens of the prompt and the output whose speed is measured, of the prompt that is only read; sequences at once."""
+_COLD = "The quick brown fox jumps over the lazy dog. " * 4
+_ARRAY = 1 << 26  # fp32 numbers, 256 MB: more than any cache holds
+
+
+@dataclass
+class Contender:
+    """A program with the model loaded, and what was measured of it."""
+
+    name: str
+    path: str
+    """What computes."""
+    read: Callable[[Sequence[int]], None]
+    """A prompt, up to the first next token."""
+    write: Callable[[Sequence[int], int], None]
+    """A prompt and so many tokens, greedily."""
+    write_all: Callable[[Sequence[Sequence[int]], int], None] | None
+    """Several at once; None: it can't."""
+    prefill: list[float] = field(default_factory=list)
+    """Tokens/s of each repetition; the same of the next two."""
+    decode: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians, in tokens/s."""
+
+    name: str
+    path: str
+    prefill: float
+    decode: float
+    together: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    model: str
+    threads: int
+    bandwidth: float
+    """Bytes/s at which this machine reads a large array, the best of five."""
+    bytes_per_token: int
+    """Of weights, which every token of one sequence reads."""
+    first_token_seconds: float
+    """From the start of a process to the first token behind a short prompt; median of three."""
+    speeds: list[Speed]
+    """Ours first."""
+
+    @property
+    def decode_limit(self) -> float:
+        """Tokens/s, if reading the weights were all there is to do."""
+        return self.bandwidth / self.bytes_per_token
+
+
+def measure(
+    path: Path | str,
+    *,
+    dtype: Weights = "stored",
+    rivals: Sequence[str] = (),
+    repeats: int = 5,
+) -> Report:
+    """Measure `path`, and with the same file each of `rivals`, in turns.
+
+    Args:
+        dtype: of our weights, as `load` takes it. The rivals have what they make of the file.
+
+    Raises:
+        UserError: the model can't be read, a rival is not installed or can't take it, or the context is too short.
+    """
+    if unknown := [rival for rival in rivals if rival not in RIVALS]:
+        raise UserError(f"--vs {unknown[0]}: it can be {' or '.join(RIVALS)}")
+    model = load(path, dtype=dtype)
+    if model.config.max_seq_len < LONG_PROMPT + 1:
+        raise UserError(f"the model's context is {model.config.max_seq_len}: {LONG_PROMPT + 1} are needed to measure")
+    contenders = [_ours(model)]
+    for rival in dict.fromkeys(rivals):
+        contenders.append({"transformers": _transformers, "llama.cpp": _llama_cpp}[rival](Path(path)))
+    draw = torch.Generator().manual_seed(0)
+
+    def prompt(length: int) -> list[int]:
+        return torch.randint(min(1000, model.config.vocab_size), (length,), generator=draw).tolist()
+
+    bandwidth = 0.0
+    for repeat in range(repeats + 1):  # the first warms up
+        for contender in contenders:
+            found = _measured(contender, prompt)
+            if repeat:
+                for speeds, speed in zip((contender.prefill, contender.decode, contender.together), found, strict=True):
+                    if speed is not None:
+                        speeds.append(speed)
+        bandwidth = max(bandwidth, read_bandwidth())
+    return Report(
+        model=str(path),
+        threads=torch.get_num_threads(),
+        bandwidth=bandwidth,
+        bytes_per_token=bytes_per_token(model),
+        first_token_seconds=statistics.median(_cold_start(path, dtype) for _ in range(3)),
+        speeds=[
+            Speed(
+                name=contender.name,
+                path=contender.path,
+                prefill=statistics.median(contender.prefill),
+                decode=statistics.median(contender.decode),
+                together=statistics.median(contender.together) if contender.together else None,
+            )
+            for contender in contenders
+        ],
+    )
+
+
+def _measured(contender: Contender, prompt: Callable[[int], list[int]]) -> tuple[float, float, float | None]:
+    """Prefill, decode, and several at once, in tokens/s."""
+    prefill = LONG_PROMPT / _seconds(contender.read, prompt(LONG_PROMPT))
+    ids = prompt(PROMPT)
+    read, written = _seconds(contender.read, ids), _seconds(contender.write, ids, OUTPUT)
+    decode = (OUTPUT - 1) / max(written - read, 1e-9)
+    if contender.write_all is None:
+        return prefill, decode, None
+    prompts = [prompt(PROMPT) for _ in range(ROWS)]
+    return prefill, decode, ROWS * OUTPUT / _seconds(contender.write_all, prompts, OUTPUT)
+
+
+def _seconds(work: Callable[..., object], *arguments: Any) -> float:
+    began = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - began
+
+
+def read_bandwidth() -> float:
+    """Bytes/s of summing up a large array, the best of five."""
+    array = torch.ones(_ARRAY)
+    return array.nbytes / min(_seconds(lambda: array.sum()) for _ in range(5))
+
+
+def bytes_per_token(model: LanguageModel) -> int:
+    """Of all matrices whose products every token takes part in."""
+    total = 0
+    for part, numel in weights_of(model.decoder):
+        total += part.nbytes if isinstance(part, Packed) else numel * part.itemsize
+    return total
+
+
+def _cold_start(path: Path | str, dtype: str) -> float:
+    command = [sys.executable, "-m", "leftward.cli.main", "generate", str(path), _COLD, "--max-tokens", "1"]
+
+    def run() -> None:
+        done = subprocess.run([*command, "--dtype", dtype], capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+    return _seconds(run)
+
+
+def _ours(model: LanguageModel) -> Contender:
+    def write_all(prompts: Sequence[Sequence[int]], n: int) -> None:
+        engine = Engine(model.decoder, model.tokenizer, share_prefixes=False)
+        sampling = Sampling(max_tokens=n, temperature=0)
+        for ids in prompts:
+            engine.submit(Request(ids=ids, sampling=sampling, eos_ids=()))
+        for _ in engine.run():
+            pass
+
+    return Contender(
+        "leftward",
+        Reader(model.decoder).path,
+        read=lambda ids: write_all([ids], 1),
+        write=lambda ids, n: write_all([ids], n),
+        write_all=write_all,
+    )
+
+
+def _transformers(path: Path) -> Contender:
+    """In the dtype in which this machine multiplies faster."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("--vs transformers: it is not installed (pip install transformers gguf)") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[choose_dtype("auto", torch.device("cpu"))]
+    where = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (str(path), {})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(where[0], dtype=dtype, **where[1]).eval()
+
+    @torch.inference_mode()
+    def write_all(prompts: Sequence[Sequence[int]], n: int) -> None:
+        ids = torch.tensor(prompts)
+        theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    name = str(dtype).removeprefix("torch.")
+    return Contender(
+        "transformers",
+        f"transformers {transformers.__version__}, {name}",
+        read=lambda ids: write_all([ids], 1),
+        write=lambda ids, n: write_all([ids], n),
+        write_all=write_all,
+    )
+
+
+def _llama_cpp(path: Path) -> Contender:
+    try:
+        import llama_cpp
+    except ImportError:
+        raise UserError("--vs llama.cpp: it is not installed (pip install llama-cpp-python)") from None
+    if path.suffix != ".gguf":
+        raise UserError(f"--vs llama.cpp: it reads .gguf files, and {path} is none")
+    threads = torch.get_num_threads()
+    theirs = llama_cpp.Llama(
+        str(path),
+        n_ctx=LONG_PROMPT + OUTPUT,
+        n_batch=LONG_PROMPT,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+    )
+
+    def write(ids: Sequence[int], n: int) -> None:
+        theirs.reset()
+        theirs.eval(list(ids))
+        for left in range(n - 1, -1, -1):
+            token = theirs.sample(temp=0.0)
+            if left:
+                theirs.eval([token])
+
+    name = f"llama-cpp-python {llama_cpp.__version__}"
+    return Contender("llama.cpp", name, read=lambda ids: write(ids, 1), write=write, write_all=None)

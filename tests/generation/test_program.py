@@ -1,0 +1,117 @@
+"""A program computes what its Decoder computes, and a token's numbers never depend on its company."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.random_models import configs, random_decoder
+
+from leftward import Config
+from leftward.formats.packing import with_packed_weights
+from leftward.generation.program import Program, can_say
+from leftward.kernels import native
+from leftward.model.cache import KVCache, Rows
+from leftward.model.decoder import Decoder
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no C++ compiler here")
+
+
+DENSE = {"n_experts": 0, "d_shared": 0, "n_experts_per_token": 2, "router_normalised": True}
+
+# Widths that packed matrices can have.
+WIDE = {"vocab_size": 37, "d_model": 96, "n_heads": 4, "n_kv_heads": 2, "d_ff": 64, "rope_scaling": None}
+
+
+@given(configs(**DENSE), st.integers(0, 2**31), st.data())
+@settings(max_examples=150)
+def test_hidden_and_logits_are_the_decoders(config: Config, seed: int, data: st.DataObject) -> None:
+    decoder = random_decoder(config, seed)
+    program = Program(decoder)
+    assert can_say(decoder)
+    length = data.draw(st.integers(2, config.max_seq_len))
+    ids = torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        hidden = decoder.hidden(ids)
+        logits = decoder.logits(hidden)
+    cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=4)) | {0, length})
+    cache = KVCache(config, 2, length, rewindable=data.draw(st.integers(0, 4)))
+    parts = [program.hidden(ids[:, a:b], cache) for a, b in itertools.pairwise(cuts)]
+    ours = torch.cat(parts, dim=1)
+    torch.testing.assert_close(ours, hidden, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(program.logits(ours), logits, rtol=2e-4, atol=2e-4)
+
+
+def with_weights(decoder: Decoder, kind: str) -> Decoder:
+    if kind in ("q4", "q8"):
+        return with_packed_weights(decoder, kind)  # type: ignore[arg-type]
+    return decoder.to(torch.bfloat16 if kind == "bf16" else torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "q4", "q8", "int8 cache"])
+@given(configs(**DENSE, **WIDE), st.integers(0, 2**31))
+@settings(max_examples=25)
+def test_company_and_portions_change_no_bit(kind: str, config: Config, seed: int) -> None:
+    """Five texts, each read alone in one pass; and together, in portions of their own, by those whose turn it is."""
+    program = Program(with_weights(random_decoder(config, seed), kind))
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    texts = [torch.randint(37, (chance.randint(1, 24),), generator=generator) for _ in range(5)]
+    dtype = {"bf16": torch.bfloat16, "int8 cache": torch.int8}.get(kind, torch.float32)
+    alone = [program.hidden(text[None], KVCache(config, 1, 24, dtype))[0] for text in texts]
+    # Memory of its own for each, of a size of its own.
+    rooms = [chance.randint(len(text), 30) for text in texts]
+    caches = [KVCache(config, 1, room, dtype, rewindable=chance.randint(0, 3)) for room in rooms]
+    parts: list[list[torch.Tensor]] = [[] for _ in texts]
+    while rows := [row for row in range(5) if caches[row].lengths[0] < len(texts[row])]:
+        rows = chance.sample(rows, chance.randint(1, len(rows)))
+        counts = [chance.randint(1, len(texts[row]) - caches[row].lengths[0]) for row in rows]
+        ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            at = caches[row].lengths[0]
+            ids[i, :count] = texts[row][at : at + count]
+        hidden = program.hidden(ids, Rows([caches[row] for row in rows]), counts)
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            parts[row].append(hidden[i, :count])
+    for text_alone, together in zip(alone, parts, strict=True):
+        assert torch.equal(text_alone, torch.cat(together))
+    every = torch.cat(alone)
+    assert torch.equal(program.logits(every)[:3], program.logits(every[:3]))
+
+
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+def test_packed_weights_say_nearly_the_same(kind: str) -> None:
+    config = Config(vocab_size=100, d_model=64, n_layers=2)
+    decoder = random_decoder(config)
+    packed = with_packed_weights(random_decoder(config), kind)  # type: ignore[arg-type]
+    ids = torch.randint(100, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, ours = decoder(ids).log_softmax(-1), packed(ids).log_softmax(-1)
+    program = Program(packed)
+    through_program = program.logits(program.hidden(ids, KVCache(config, 2, 30))).log_softmax(-1)
+    torch.testing.assert_close(through_program, ours, rtol=0, atol=0.02)  # an input on a border rounds either way
+    of_chance = (expected.exp() * (expected - ours)).sum(-1).mean()  # Kullback–Leibler
+    assert of_chance < (0.1 if kind == "q4" else 0.001)
+    assert packed.n_parameters == decoder.n_parameters
+
+
+def test_a_context_that_is_too_long_is_refused() -> None:
+    config = Config(vocab_size=10, max_seq_len=8, d_model=16, n_layers=1)
+    program = Program(random_decoder(config))
+    with pytest.raises(ValueError, match="longer than max_seq_len 8"):
+        program.hidden(torch.zeros(1, 9, dtype=torch.int64), KVCache(config, 1, 9))
+
+
+def test_what_it_can_not_say() -> None:
+    assert not can_say(random_decoder(Config(vocab_size=10, d_model=16, n_experts=2)))
+    assert not can_say(random_decoder(Config(vocab_size=10, d_model=16, causal=False)))
+    assert not can_say(random_decoder(Config(vocab_size=10, d_model=16)).to(torch.float64))
+    hooked = random_decoder(Config(vocab_size=10, d_model=16))
+    hooked.blocks[0].register_forward_hook(lambda module, inputs, output: None)
+    assert not can_say(hooked)
+    changed = random_decoder(Config(vocab_size=10, d_model=16))
+    changed.set_submodule("head", type("Other", (torch.nn.Linear,), {})(16, 10))
+    assert not can_say(changed)
