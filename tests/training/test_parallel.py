@@ -168,9 +168,9 @@ def train_compiled(recipe):
     """By the compiler's front end alone: what it makes of a graph takes a minute."""
     torch.compile = functools.partial(torch.compile, backend="eager")
     compiled, real = [], torch.nn.Module.compile
-    torch.nn.Module.compile = lambda module: (compiled.append(module), real(module, backend="eager"))
+    torch.nn.Module.compile = lambda module: (compiled.append(type(module).__name__), real(module, backend="eager"))
     train(recipe)
-    assert [type(module).__name__ for module in compiled] == ["Block", "Block"]
+    assert len(compiled) == recipe["model"]["n_layers"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
