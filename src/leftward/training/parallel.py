@@ -14,7 +14,6 @@ import datetime
 import functools
 import itertools
 import json
-import math
 import os
 import threading
 import time
@@ -66,10 +65,6 @@ class Grid(NamedTuple):
         """Where `rank` is, counted from 0 in each dimension."""
         rest, tensor = divmod(rank, self.tensor)
         return Grid(*divmod(rest, self.shard), tensor)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self)
 
 
 def check(recipe: Recipe, grid: Grid) -> None:
