@@ -8,9 +8,11 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -211,6 +213,12 @@ def test_four_ranks_train_what_one_trains_and_any_number_goes_on(recipe, tmp_pat
         "tensors.json",
         *(f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2, 3, 4)),
     }
+    for what, reason in (("unlink", "a part of .* is missing"), ("truncate", "[Ii]ncomplete")):
+        damaged = shutil.copytree(tmp_path / "stopped", tmp_path / what)
+        shard = damaged / "checkpoints" / newest.name / "shard-00002-model-00001-of-00001.safetensors"
+        shard.unlink() if what == "unlink" else os.truncate(shard, shard.stat().st_size - 100)
+        with pytest.raises(UserError, match=f"step-00000002 is damaged .*({reason})"):
+            lw.resume(damaged, "parallel.tensor=1", observer=Observer())
     shutil.copytree(tmp_path / "stopped", tmp_path / "alone")
     lw.resume(tmp_path / "alone", "parallel.tensor=1", observer=Observer())
     # … from one rank to two, and from four to two
@@ -431,6 +439,20 @@ def test_a_rehearsal_is_what_one_counts_by_hand(recipe, tmp_path):
     assert (uncut.count, uncut.bytes) == (2 + 2 * 4, 4 * (2 * vectors + outside))
     # The first rank gets the largest matrix of each round of four: gate and up, then q, k and v.
     assert (muon.count, muon.bytes) == (2 * 2, 4 * (2 * matrices + 192 * 32 + 64 * 32))
+
+
+def test_the_command_tells_what_ranks_would_hold(recipe, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    tokenizer = {"kind": "char", "vocab_size": 28}
+    sections = recipe_of(recipe, tmp_path / "x", parallel={"tensor": 2}, tokenizer=tokenizer)
+    path.write_text(Recipe.from_dict(sections).to_yaml())
+    command = [sys.executable, "-m", "leftward", "train", str(path), "--ranks", "4"]
+    told = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    assert "on 4 ranks: replicate 1 × shard 2 × tensor 2, computing in fp32" in told
+    assert re.search(r"^weights +26.12 KiB$", told, re.MULTILINE)  # as above: 6,688 numbers
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--ranks is for --dry-run" in refused.stderr
 
 
 def test_a_run_of_one_process_may_compute_blocks_again(recipe, tmp_path):

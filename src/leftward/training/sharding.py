@@ -151,8 +151,8 @@ class Sharding:
 
     def __init__(self, config: Config, device: torch.device, world: World) -> None:
         self.config, self.device, self.world = config, device, world
-        self.grid, self.place = world.grid, world.place
-        grid = self.grid
+        grid = self.grid = world.grid
+        self.place = world.place
         self.cuts = cuts(config)
         self.mesh = init_device_mesh(device.type, tuple(grid), mesh_dim_names=DIMENSIONS)
         # The ranks that have a whole model together.

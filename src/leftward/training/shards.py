@@ -198,6 +198,8 @@ def _failures() -> Iterator[None]:
 def _damaged(directory: Path) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except (CheckpointException, SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         failures = list(error.failures.values()) if isinstance(error, CheckpointException) else []
         reason = str(failures[0][0] if failures else error)
