@@ -97,6 +97,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_text(path: Path) -> str:
+    """What `path` holds. Raises: UserError, where it can't be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
 def read_json(path: Path) -> Any:
     """Parse `path`; a missing or damaged file is an error that names it."""
     try:

@@ -26,6 +26,12 @@ from leftward.scaling_laws import (
 LOGITS_AT_ONCE = 1 << 26
 """At most so many exist in training: the loss is taken for some rows after others (training/loss.py)."""
 
+
+def head_portions(rows: int, padded_vocab_size: int) -> int:
+    """How many portions of so many rows that are."""
+    return -(-rows * padded_vocab_size // LOGITS_AT_ONCE)
+
+
 _MOST = 1e30  # of any number that is given: beyond it floats end, and nothing is
 OptimizerName = Literal["muon", "adamw"]
 
@@ -319,7 +325,7 @@ def count_training_memory(
     rounded = dtype != "fp32"
     of_a_logit = DTYPES[dtype].bytes + 4 + (4 if rounded else 0)
     rows = batch_size * seq_len
-    rows_at_once = -(-rows // -(-rows * config.padded_vocab_size // LOGITS_AT_ONCE))
+    rows_at_once = -(-rows // head_portions(rows, config.padded_vocab_size))
     parts = {
         "masters": 4 * parameters,
         "copies": 2 * parameters if rounded else 0,

@@ -39,12 +39,10 @@ class Contender:
     name: str
     path: str
     """What computes."""
-    read: Callable[[Sequence[int]], None]
-    """A prompt, up to the first next token."""
-    write: Callable[[Sequence[int], int], None]
-    """A prompt and so many tokens, greedily."""
-    write_all: Callable[[Sequence[Sequence[int]], int], None] | None
-    """Several at once; None: it can't."""
+    write: Callable[[Sequence[Sequence[int]], int], None]
+    """Continue prompts by so many tokens, greedily."""
+    takes_several: bool = True
+    """At once."""
     prefill: list[float] = field(default_factory=list)
     """Tokens/s of each repetition; the same of the next two."""
     decode: list[float] = field(default_factory=list)
@@ -139,14 +137,14 @@ def measure(
 
 def _measured(contender: Contender, prompt: Callable[[int], list[int]]) -> tuple[float, float, float | None]:
     """Prefill, decode, and several at once, in tokens/s."""
-    prefill = LONG_PROMPT / _seconds(contender.read, prompt(LONG_PROMPT))
-    ids = prompt(PROMPT)
-    read, written = _seconds(contender.read, ids), _seconds(contender.write, ids, OUTPUT)
+    prefill = LONG_PROMPT / _seconds(contender.write, [prompt(LONG_PROMPT)], 1)
+    ids = [prompt(PROMPT)]
+    read, written = _seconds(contender.write, ids, 1), _seconds(contender.write, ids, OUTPUT)
     decode = (OUTPUT - 1) / max(written - read, 1e-9)
-    if contender.write_all is None:
+    if not contender.takes_several:
         return prefill, decode, None
     prompts = [prompt(PROMPT) for _ in range(ROWS)]
-    return prefill, decode, ROWS * OUTPUT / _seconds(contender.write_all, prompts, OUTPUT)
+    return prefill, decode, ROWS * OUTPUT / _seconds(contender.write, prompts, OUTPUT)
 
 
 def _seconds(work: Callable[..., object], *arguments: Any) -> float:
@@ -181,7 +179,7 @@ def _cold_start(path: Path | str, dtype: str) -> float:
 
 
 def _ours(model: LanguageModel) -> Contender:
-    def write_all(prompts: Sequence[Sequence[int]], n: int) -> None:
+    def write(prompts: Sequence[Sequence[int]], n: int) -> None:
         engine = Engine(model.decoder, model.tokenizer, share_prefixes=False)
         sampling = Sampling(max_tokens=n, temperature=0)
         for ids in prompts:
@@ -189,13 +187,7 @@ def _ours(model: LanguageModel) -> Contender:
         for _ in engine.run():
             pass
 
-    return Contender(
-        "leftward",
-        Reader(model.decoder).path,
-        read=lambda ids: write_all([ids], 1),
-        write=lambda ids, n: write_all([ids], n),
-        write_all=write_all,
-    )
+    return Contender("leftward", Reader(model.decoder).path, write)
 
 
 def _transformers(path: Path) -> Contender:
@@ -211,7 +203,7 @@ def _transformers(path: Path) -> Contender:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(where[0], dtype=dtype, **where[1]).eval()
 
     @torch.inference_mode()
-    def write_all(prompts: Sequence[Sequence[int]], n: int) -> None:
+    def write(prompts: Sequence[Sequence[int]], n: int) -> None:
         ids = torch.tensor(prompts)
         theirs.generate(
             ids,
@@ -223,13 +215,7 @@ def _transformers(path: Path) -> Contender:
         )
 
     name = str(dtype).removeprefix("torch.")
-    return Contender(
-        "transformers",
-        f"transformers {transformers.__version__}, {name}",
-        read=lambda ids: write_all([ids], 1),
-        write=lambda ids, n: write_all([ids], n),
-        write_all=write_all,
-    )
+    return Contender("transformers", f"transformers {transformers.__version__}, {name}", write)
 
 
 def _llama_cpp(path: Path) -> Contender:
@@ -249,7 +235,8 @@ def _llama_cpp(path: Path) -> Contender:
         verbose=False,
     )
 
-    def write(ids: Sequence[int], n: int) -> None:
+    def write(prompts: Sequence[Sequence[int]], n: int) -> None:
+        (ids,) = prompts
         theirs.reset()
         theirs.eval(list(ids))
         for left in range(n - 1, -1, -1):
@@ -258,4 +245,4 @@ def _llama_cpp(path: Path) -> Contender:
                 theirs.eval([token])
 
     name = f"llama-cpp-python {llama_cpp.__version__}"
-    return Contender("llama.cpp", name, read=lambda ids: write(ids, 1), write=write, write_all=None)
+    return Contender("llama.cpp", name, write, takes_several=False)

@@ -127,7 +127,7 @@ def test_causal_attention(dtype: torch.dtype, heads: int, kv: int, length: int) 
 
 @both
 def test_the_loss_of_the_head_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leftward.training.loss.LOGITS_AT_ONCE", 61 * 7)
+    monkeypatch.setattr("leftward.planner.LOGITS_AT_ONCE", 61 * 7)
     config = Config(vocab_size=61, max_seq_len=16, n_layers=1, d_model=32, n_heads=2)
     decoder = random_decoder(config, std=0.3)
     ids = random_ids(config, 3, 17)

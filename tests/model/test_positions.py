@@ -11,7 +11,7 @@ import torch
 from gradients import gradients
 from leftward import Config
 from leftward.errors import UserError
-from leftward.model import decoder as decoder_module
+from leftward.model import positions
 from leftward.model.positions import alibi_slopes, frequencies, rotary_angles, rotate, sinusoids
 from random_models import random_decoder, random_ids
 
@@ -208,7 +208,7 @@ def test_alibi_scale_multiplies_the_slopes(monkeypatch: pytest.MonkeyPatch) -> N
         scaled = gentle(ids)
         assert not torch.allclose(scaled, plain(ids), atol=1e-3)
         slopes = [0.35 * slope for slope in alibi_slopes(4)]
-        monkeypatch.setattr(decoder_module, "alibi_slopes", lambda n_heads, mpt_order: slopes)
+        monkeypatch.setattr(positions, "alibi_slopes", lambda n_heads, mpt_order: slopes)
         torch.testing.assert_close(plain(ids), scaled)
     with pytest.raises(UserError, match="alibi_scale 0.35 is for alibi, and positions are rotary"):
         Config(vocab_size=3, alibi_scale=0.35)

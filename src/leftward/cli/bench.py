@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
+from leftward.cli.sampling import WeightsOption
 from leftward.cli.train import RecipeAndOverrides, recipe_values
 from leftward.formats.kinds import Weights
 
@@ -46,7 +47,7 @@ def train(
 @app.command()
 def generate(
     model: Annotated[str, typer.Argument(help="A model directory, a .gguf file, or owner/name on the hub.")],
-    dtype: Annotated[str, typer.Option(metavar="stored|fp32|bf16|q8|q4", help="Of the weights.")] = "stored",
+    dtype: WeightsOption = "stored",
     vs: Annotated[list[str] | None, typer.Option(help="Also measure transformers, llama.cpp. May repeat.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions, of which the medians are told.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,

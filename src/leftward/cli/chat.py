@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from leftward.cli import INTERRUPTED, read_text
-from leftward.cli.sampling import with_sampling_options
+from leftward import files
+from leftward.cli import INTERRUPTED
+from leftward.cli.sampling import WeightsOption, with_sampling_options
 from leftward.errors import UserError
 from leftward.formats.directory import check_model
 from leftward.formats.kinds import Weights
@@ -36,20 +37,14 @@ def chat(
         Path | None, typer.Option(help="A chat template (Jinja) in the place of the model's own.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer, one a line.")] = False,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="stored|fp32|bf16|q8|q4",
-            help="Of the weights. stored: a .gguf file's 4 and 8 bits as they are, fp32 where there are none.",
-        ),
-    ] = "stored",
+    dtype: WeightsOption = "stored",
 ) -> None:
     """Talk with a model that was trained for it.
 
     Example: leftward chat my-model --system "Answer in one sentence." --temperature 0.7
     """
     check_model(model)
-    template_text = None if template is None else read_text(template)
+    template_text = None if template is None else files.read_text(template)
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
     from leftward.text.chat import ChatTemplate

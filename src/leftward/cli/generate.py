@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from leftward.cli import INTERRUPTED
-from leftward.cli.sampling import with_sampling_options
+from leftward.cli.sampling import WeightsOption, with_sampling_options
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model
 from leftward.formats.kinds import Weights
@@ -51,13 +51,7 @@ def generate(
         str | None, typer.Option(metavar="true|false|never", help="Of beams: when the search ends.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a sample, one a line.")] = False,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="stored|fp32|bf16|q8|q4",
-            help="Of the weights. stored: a .gguf file's 4 and 8 bits as they are, fp32 where there are none.",
-        ),
-    ] = "stored",
+    dtype: WeightsOption = "stored",
 ) -> None:
     """Continue a prompt, token by token.
 

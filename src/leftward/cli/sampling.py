@@ -12,11 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from leftward.cli import read_text
+from leftward import files
 from leftward.errors import UserError
 from leftward.generation.settings import Sampling
 
 _DEFAULTS = Sampling()
+
+
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="stored|fp32|bf16|q8|q4",
+        help="Of the weights. stored: a .gguf file's 4 and 8 bits as they are, fp32 where there are none.",
+    ),
+]
+"""What verbs that load a model to write with take it as: formats.kinds.Weights."""
 
 
 def _options(
@@ -93,10 +103,10 @@ def _options(
         "best_of": best_of,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
-        "json_schema": None if json_schema is None else read_text(json_schema),
+        "json_schema": None if json_schema is None else files.read_text(json_schema),
         "regex": regex,
         "choice": tuple(choice) if choice else None,
-        "grammar": None if grammar is None else read_text(grammar),
+        "grammar": None if grammar is None else files.read_text(grammar),
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     Sampling.of(asked)

@@ -27,7 +27,7 @@ from leftward.model.cache import KVCache, Rows
 from leftward.model.decoder import Decoder
 from leftward.model.feedforward import FeedForward
 from leftward.model.norms import LayerNorm, RMSNorm
-from leftward.model.positions import alibi_slopes, rotary_angles, sinusoids
+from leftward.model.positions import head_slopes, rotary_angles, sinusoids
 
 STREAM, NORMED, NORMED_TOO, WIDE, NARROW, OUTPUT = range(6)
 """Buffers: the residual stream; what a sublayer reads, twice for parallel ones; what the first matrix of a sublayer
@@ -79,7 +79,7 @@ class Reader:
     def hidden(
         self, ids: Tensor, cache: KVCache | Rows, lengths: list[int] | None = None, **special: Any
     ) -> Tensor:  # [B, T] → [B, T, D]
-        """`Decoder.hidden`; with anything `special`, or where the cache is of prefixes or documents, by itself."""
+        """`Decoder.hidden`, which reads what is `special` itself: prefixes and vectors in front of a prompt."""
         if self._program is None or special or (self._divides and ids.numel() >= _MANY):
             return self._decoder.hidden(ids, cache, lengths, **special)
         return self._program.hidden(ids, cache, lengths)
@@ -215,14 +215,9 @@ class Program:
         config = self.config
         flat = hidden.reshape(-1, config.d_model).contiguous()
         self._room(len(flat))
-        logits = torch.empty(len(flat), config.padded_vocab_size)
-        forward.run(self._head, [flat, logits], len(flat), rounded=self._rounded)
-        logits = logits[:, : config.vocab_size]
-        if config.logit_scale != 1.0:
-            logits = logits * config.logit_scale
-        if config.logit_softcap is not None:
-            logits = config.logit_softcap * (logits / config.logit_softcap).tanh()
-        return logits.view(*hidden.shape[:-1], config.vocab_size)
+        products = torch.empty(len(flat), config.padded_vocab_size)
+        forward.run(self._head, [flat, products], len(flat), rounded=self._rounded)
+        return self._decoder.scaled(products).view(*hidden.shape[:-1], config.vocab_size)
 
     def _room(self, n_tokens: int) -> None:
         if not self._buffers or len(self._buffers[0]) < n_tokens:
@@ -286,7 +281,6 @@ class Program:
         attention, config = block.attn, self.config
         width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         op = Op(kind=forward.ATTEND, in_=WIDE, out=NARROW, width=width, out_width=config.n_heads * config.head_dim)
-        # A head's address is reckoned from the token's row, which is as wide as all heads.
         op.weights = ctypes.addressof(self._layers[layer])
         return [*self._linear(attention.qkv, source, WIDE, width), op, *self._out(attention.o, target)]
 
@@ -322,7 +316,7 @@ class Program:
         is_layer = isinstance(norm, LayerNorm)
         op = Op(kind=forward.LAYER_NORM if is_layer else forward.RMS_NORM, in_=source, out=target, eps=norm.eps)
         op.width = self.config.d_model
-        op.weights = self._address(_factor(norm), in_fp32=True)
+        op.weights = self._address(norm.factor, in_fp32=True)
         op.bias = self._address(norm.bias, in_fp32=True) if isinstance(norm, LayerNorm) else None
         return op
 
@@ -334,11 +328,9 @@ class Program:
         this.scale, this.softcap = config.attn_scale, config.attn_softcap or 0.0
         this.has_norm, this.norms_whole, this.eps = attention.q_norm is not None, attention.norms_whole, attention.eps
         if attention.q_norm is not None and attention.k_norm is not None:
-            this.q_norm = self._address(_factor(attention.q_norm), in_fp32=True)
-            this.k_norm = self._address(_factor(attention.k_norm), in_fp32=True)
-        if knows_positions and config.positions in ("alibi", "alibi_mpt"):
-            slopes = torch.tensor(alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt"))
-            this.slopes = self._address(slopes * config.alibi_scale)
+            this.q_norm = self._address(attention.q_norm.factor, in_fp32=True)
+            this.k_norm = self._address(attention.k_norm.factor, in_fp32=True)
+        this.slopes = self._address(head_slopes(config) if knows_positions else None)
         this.sinks = self._address(attention.sinks, in_fp32=True)
         return this
 
@@ -395,10 +387,3 @@ class Program:
         rows = zip(ends, slots, counts, free, strict=True)
         rolls = any(end > n and count > fits for end, n, count, fits in rows)
         return self._in_local if rolls else self._never
-
-
-def _factor(norm: nn.Module) -> Tensor | None:
-    if isinstance(norm, RMSNorm):
-        return norm.factor
-    assert isinstance(norm, LayerNorm)
-    return None if norm.weight is None else norm.weight + 1 if norm.kind == "one_plus" else norm.weight

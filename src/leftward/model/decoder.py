@@ -18,7 +18,7 @@ from leftward.model.cache import KVCache, Rows
 from leftward.model.experts import Experts
 from leftward.model.masks import Layout, Mask, document_positions, make_mask
 from leftward.model.norms import make_norm
-from leftward.model.positions import Angles, alibi_slopes, rotary_angles, sinusoids
+from leftward.model.positions import Angles, head_slopes, rotary_angles, sinusoids
 
 
 class Decoder(nn.Module):
@@ -135,10 +135,8 @@ class Decoder(nn.Module):
                 else:
                     layout = Layout(places, offset=0) if cache is None else cache.layout(local)
                     masks[kind] = [make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)]
-                if knows_positions and config.positions in ("alibi", "alibi_mpt"):
-                    slopes = alibi_slopes(config.n_heads, mpt_order=config.positions == "alibi_mpt")
-                    scaled = torch.tensor(slopes, device=x.device) * config.alibi_scale
-                    masks[kind] = [replace(mask, slopes=scaled) for mask in masks[kind]]
+                if knows_positions and (slopes := head_slopes(config)) is not None:
+                    masks[kind] = [replace(mask, slopes=slopes.to(x.device)) for mask in masks[kind]]
                 rotates = knows_positions and config.positions == "rotary"
                 angles[kind] = rotary_angles(config, positions, x.dtype, local) if rotates else None
             x = block(x, masks[kind], angles[kind], cache)
@@ -150,8 +148,12 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head: [..., D] → [..., vocab_size]. The rows that pad the vocabulary have none."""
+        return self.scaled(self.head(hidden))
+
+    def scaled(self, products: Tensor) -> Tensor:
+        """What the head's products [..., padded_vocab_size] become: logits [..., vocab_size]."""
         config = self.config
-        logits = self.head(hidden)[..., : config.vocab_size]
+        logits = products[..., : config.vocab_size]
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         if config.logit_softcap is not None:

@@ -39,9 +39,13 @@ class LayerNorm(nn.Module):
         self.weight = None if kind == "none" else nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
+    @property
+    def factor(self) -> Tensor | None:
+        return _factor(self.weight, self.kind)
+
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
         # PyTorch's kernel holds its statistics in fp32 for a bf16 input too.
-        factor = _factor(self.weight, self.kind)
+        factor = self.factor
         if factor is self.weight:
             return F.layer_norm(x, (self.width,), factor, self.bias, self.eps)
         bias = None if self.bias is None else self.bias.to(_statistics_dtype(x))

@@ -41,6 +41,13 @@ def alibi_slopes(n_heads: int, mpt_order: bool = False) -> list[float]:
     return [*_geometric(powers_of_two), *double[0::2][: n_heads - powers_of_two]]
 
 
+def head_slopes(config: Config) -> Tensor | None:
+    """[n_heads]: by how much the scores of each head fall a place of distance; None where positions are not ALiBi."""
+    if config.positions not in ("alibi", "alibi_mpt"):
+        return None
+    return torch.tensor(alibi_slopes(config.n_heads, config.positions == "alibi_mpt")) * config.alibi_scale
+
+
 def _geometric(n: int) -> list[float]:
     return [2.0 ** (-8.0 * k / n) for k in range(1, n + 1)]
 

@@ -106,21 +106,12 @@ def _templates(directory: Path) -> dict[str, Any]:
     """Chat templates in files of their own, which come before those in tokenizer_config.json."""
     paths = {"default": directory / TEMPLATE_FILE}
     paths |= {path.stem: path for path in sorted((directory / _MORE_TEMPLATES).glob("*.jinja"))}
-    found = {name: _text(path) for name, path in paths.items() if path.is_file()}
+    found = {name: files.read_text(path) for name, path in paths.items() if path.is_file()}
     if not found:
         return {}
     if set(found) == {"default"}:
         return {"chat_template": found["default"]}
     return {"chat_template": [{"name": name, "template": template} for name, template in found.items()]}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged: it is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def row_losses(decoder: Decoder, batch: Batch) -> list[float]:
     decoder.eval()
     losses = []
     with torch.inference_mode():
-        inputs, targets, documents = tensors(batch, decoder.embed.weight.device)
+        inputs, targets, documents = tensors(batch, decoder.device)
         for row in range(len(inputs)):
             only = slice(row, row + 1)
             hidden = decoder.hidden(inputs[only], documents=None if documents is None else documents[only])

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from leftward.data.batches import IGNORED, Batch, Split, evaluation_rows
 from leftward.kernels import functions, native
 from leftward.model.decoder import Decoder
-from leftward.planner import LOGITS_AT_ONCE
+from leftward.planner import head_portions
 from leftward.training.parallel import ALONE, World
 
 _EVALUATION_TOKENS = 8192  # in memory at a time at most, and
@@ -57,7 +57,7 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, targets: Tensor, decoder: Decoder, factor: float, trains: bool, *head: Tensor
     ) -> Tensor:
         rows, wanted = hidden.detach().flatten(0, -2), targets.flatten()
-        n_parts = -(-len(rows) * decoder.config.padded_vocab_size // LOGITS_AT_ONCE)
+        n_parts = head_portions(len(rows), decoder.config.padded_vocab_size)
         total = torch.zeros((), device=hidden.device)
         of_rows: list[Tensor] = []
         of_head: list[Tensor] = []

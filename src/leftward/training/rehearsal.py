@@ -21,7 +21,7 @@ from leftward.config import Config
 from leftward.data.order import share
 from leftward.errors import UserError
 from leftward.formats.tensors import DTYPES
-from leftward.planner import LOGITS_AT_ONCE, count_activations, count_parameters
+from leftward.planner import count_activations, count_parameters, head_portions
 from leftward.training.optim import Optimizer
 from leftward.training.parallel import Grid, World
 from leftward.training.recipe import Recipe
@@ -124,13 +124,15 @@ def rehearse(recipe: Recipe, ranks: int) -> Rehearsal:
     finally:
         dist.destroy_process_group()
     held = optimizer.weights()
+    of_head = micro * recipe.seq_len // grid.tensor  # rows whose logits a rank takes
     memory = Memory(
         weights=_bytes(held),
         gradients=_bytes(held),
         optimizer=_bytes(optimizer.state()),
         gathered=layout.gathered(),
         activations=_activations(config, recipe.seq_len, micro, dtype, grid, recipe.parallel.recompute == "blocks"),
-        logits=min(micro * recipe.seq_len // grid.tensor * config.padded_vocab_size, LOGITS_AT_ONCE)
+        logits=-(-of_head // head_portions(of_head, config.padded_vocab_size))
+        * config.padded_vocab_size
         * (8 if dtype == "fp32" else 10),
     )
     shown = {name.replace("blocks.0.", "blocks.N."): tuple(t.shape) for name, t in held.items() if _is_shown(name)}
