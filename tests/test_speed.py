@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.random_models import random_decoder
 from typer.testing import CliRunner
 
 import leftward as lw
@@ -15,6 +14,7 @@ from leftward.cli.main import app
 from leftward.errors import UserError
 from leftward.formats.model_directory import save_model
 from leftward.text.tokenizer import Tokenizer
+from random_models import random_decoder
 
 CONFIG = Config(vocab_size=257, max_seq_len=1024, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, d_ff=64)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.random_models import configs, random_decoder
 
 from leftward import Config
 from leftward.formats.packing import with_packed_weights
@@ -17,6 +16,7 @@ from leftward.generation.program import Program, can_say
 from leftward.kernels import native
 from leftward.model.cache import KVCache, Rows
 from leftward.model.decoder import Decoder
+from random_models import configs, random_decoder
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no C++ compiler here")
 
