@@ -583,20 +583,13 @@ class LanguageModel:
     @functools.cached_property
     def _excluded(self) -> Tensor | None:
         """[V], True for ids that stand for no text: vocabularies are padded, and some have holes. Never sampled."""
-        ids = range(self.config.vocab_size)
-        holes = [token_id for token_id in ids if not self._stands_for_text(token_id)]
+        size = self.config.vocab_size
+        holes = sorted(self.tokenizer.holes.union(range(self.tokenizer.vocab_size, size)).intersection(range(size)))
         if not holes:
             return None
-        excluded = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.decoder.device)
+        excluded = torch.zeros(size, dtype=torch.bool, device=self.decoder.device)
         excluded[holes] = True
         return excluded
-
-    def _stands_for_text(self, token_id: int) -> bool:
-        try:
-            self.tokenizer.token_bytes(token_id)
-        except UserError:
-            return False
-        return True
 
 
 def _logprobs_of(logits: Tensor, wanted: Tensor) -> list[float]:

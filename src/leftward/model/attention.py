@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +16,22 @@ from leftward.model.norms import RMSNorm, rms_norm
 from leftward.model.positions import Angles, rotate
 
 _SCORES_AT_ONCE = 1 << 24  # where the kernel can't do without a mask as a tensor: queries × keys × heads × rows
+
+
+class Attended(NamedTuple):
+    """What a kernel has made of queries, and of the keys and values that they may see, those of the cache among them.
+    Hooks on `Attention.attended` see it (inspection/)."""
+
+    mixed: Tensor
+    """[B, n_heads, T, head_dim]"""
+    q: Tensor
+    """[B, n_heads, T, head_dim]"""
+    k: Tensor
+    """[B, n_kv_heads, S, head_dim], and v too."""
+    v: Tensor
+    mask: Mask
+    weights: Tensor | None = None
+    """Where a hook has put others in the place of those that follow from q and k: [B, n_heads, T, S]."""
 
 
 class Attention(nn.Module):
@@ -32,6 +50,8 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(q_width * config.head_dim, eps, kind) if has_norm else None
         self.k_norm = RMSNorm(k_width * config.head_dim, eps, kind) if has_norm else None
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.attn_sinks else None
+        # Places for hooks, before the kernel and behind it, that are nothing else.
+        self.attending, self.attended = nn.Identity(), nn.Identity()
         self.o = nn.Linear(config.n_heads * config.head_dim, config.d_model, bias=config.attn_out_bias)
 
     def forward(
@@ -51,8 +71,11 @@ class Attention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: KVCache | None) -> Tensor:
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
+        q, k, v, mask = self.attending((q, k, v, mask))
         dropout = self.dropout if self.training else 0.0
-        return attend(q, k, v, mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
+        mixed = attend(q, k, v, mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
+        attended: Attended = self.attended(Attended(mixed, q, k, v, mask))
+        return attended.mixed
 
     def _heads(self, qkv: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         if native.serves(qkv) and self._has_plain_heads(angles):
@@ -148,7 +171,7 @@ def _attend_masked(
     dropout: float,
 ) -> Tensor:
     """With the mask as a tensor [B or 1, 1, t, s], and what PyTorch's kernel lacks written out."""
-    if softcap is None and (bias is None or q.dtype == torch.float32):
+    if not is_written_out(q.dtype, bias is not None, softcap):
         allowed = visible if bias is None else bias.masked_fill(~visible, -torch.inf)
         if sinks is not None:  # a key and a value of zeros, whose score is the sink
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
@@ -159,21 +182,39 @@ def _attend_masked(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=is_grouped
         )
-    k, v = _for_each_head(q, k, v)
+    k, v = for_each_head(q, k, v)
+    weights = attention_weights(attention_scores(q, k, bias, scale, softcap), visible, sinks)
+    return F.dropout(weights.to(v.dtype), dropout) @ v
+
+
+def is_written_out(dtype: torch.dtype, has_bias: bool, softcap: float | None) -> bool:
+    """Whether attention with a mask as a tensor is products and a softmax, and not PyTorch's kernel."""
+    return softcap is not None or (has_bias and dtype != torch.float32)
+
+
+def attention_scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """What the mask and the softmax work on, at least in fp32: [B, n_heads, t, s].
+
+    Args:
+        q, k: [B, n_heads, t or s, head_dim]; their products are rounded to their dtype.
+        bias: ALiBi's.
+    """
+    products = q @ k.mT
+    scores = products.to(torch.promote_types(products.dtype, torch.float32))
     # Nothing that is changed in place here is needed for a gradient.
-    if softcap is None:
-        scores = (q @ k.mT).float() * scale  # [B, H, t, s]
-    else:
-        scores = (q @ k.mT).float().mul_(scale / softcap).tanh_() * softcap
+    scores = scores * scale if softcap is None else scores.mul_(scale / softcap).tanh_() * softcap
     if bias is not None:
         scores += bias
+    return scores
+
+
+def attention_weights(scores: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over the keys that are visible, [B, n_heads, t, s]. Changes `scores`."""
     # The least number and not −∞: a padded query may see no key at all, and a NaN would find its way to the real ones.
     scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
-    if sinks is not None:
-        weights = torch.cat((scores, _column(sinks, scores)), dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        weights = scores.softmax(dim=-1)
-    return F.dropout(weights.to(v.dtype), dropout) @ v
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    return torch.cat((scores, _column(sinks, scores)), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _column(sinks: Tensor, scores: Tensor) -> Tensor:
@@ -181,7 +222,7 @@ def _column(sinks: Tensor, scores: Tensor) -> Tensor:
     return sinks.to(scores.dtype)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
 
 
-def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def for_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [B, n_heads, S, head_dim], those of a group repeated."""
     group = q.shape[1] // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
@@ -196,7 +237,7 @@ def _batched_products_are_faster(q: Tensor, mask: Mask) -> bool:
 
 def _attend_by_batched_products(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float) -> Tensor:
     batch, heads, length, head_dim = q.shape
-    k, v = _for_each_head(q, k, v)
+    k, v = for_each_head(q, k, v)
     q, k, v = (t.reshape(batch * heads, length, head_dim) for t in (q, k, v))
     future = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(future.expand(batch * heads, -1, -1), q, k.transpose(1, 2), alpha=scale)

@@ -68,6 +68,9 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self.special_ids: tuple[int, ...] = tuple(sorted(i for i, token in added.items() if token.special))
         self._added = {i: token.content for i, token in added.items()}
+        self.holes: frozenset[int] = frozenset(range(self.vocab_size)).difference(vocabulary.values())
+        """Ids that stand for nothing: some vocabularies have such."""
+        self._bytes: dict[int, bytes] = {}  # of ids that were asked for
         self.eos_id: int | None = self._named_id("eos_token", vocabulary)
         self.bos_id: int | None = self._named_id("bos_token", vocabulary)
         self.before, self.after = self._ends()
@@ -290,10 +293,12 @@ class Tokenizer:
         Raises:
             UserError: no such id (as with ids that only pad a model's vocabulary).
         """
-        table = self._token_bytes
-        data = table[token_id] if 0 <= token_id < len(table) else None
+        data = self._bytes.get(token_id)
         if data is None:
-            raise UserError(f"token id {token_id} is not in the vocabulary of {self.vocab_size} (ids from 0)")
+            if not 0 <= token_id < self.vocab_size or token_id in self.holes:
+                raise UserError(f"token id {token_id} is not in the vocabulary of {self.vocab_size} (ids from 0)")
+            data = self._decoding.bytes_of(self._library.id_to_token(token_id), token_id in self._added)
+            self._bytes[token_id] = data
         return data
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -525,16 +530,6 @@ class Tokenizer:
             f"{' and more' if len(things) > 5 else ''}: leave {'them' if len(things) > 1 else 'it'} out, "
             f"or train another tokenizer ({remedy})"
         )
-
-    # ---- inside: ids to text
-
-    @functools.cached_property
-    def _token_bytes(self) -> list[bytes | None]:
-        """The bytes of every id; None for the holes that some vocabularies have."""
-        table: list[bytes | None] = [None] * self.vocab_size
-        for token, token_id in self._library.get_vocab(with_added_tokens=True).items():
-            table[token_id] = self._decoding.bytes_of(token, token_id in self._added)
-        return table
 
 
 class StreamDecoder:

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from leftward.data.order import share
 from leftward.errors import UserError
 from leftward.model.decoder import Decoder
 from leftward.training.progress import Interrupted
-from leftward.training.recipe import Recipe
+
+if TYPE_CHECKING:  # a model is loaded without it, which takes long to import
+    from leftward.training.recipe import Recipe
 
 T = TypeVar("T")
 
