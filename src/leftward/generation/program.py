@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from leftward.kernels import forward, native
 from leftward.kernels.forward import Attention, Op, Rounded
-from leftward.kernels.packed import Packed, PackedEmbedding, PackedLinear
+from leftward.kernels.large_pages import use_large_pages
+from leftward.kernels.packed import Packed, PackedEmbedding, PackedLinear, packed_of
 from leftward.model.attention import Attention as AttentionLayer
 from leftward.model.block import Block
 from leftward.model.cache import KVCache, Rows
@@ -32,6 +33,8 @@ from leftward.model.positions import head_slopes, rotary_angles, sinusoids
 STREAM, NORMED, NORMED_TOO, WIDE, NARROW, OUTPUT = range(6)
 """Buffers: the residual stream; what a sublayer reads, twice for parallel ones; what the first matrix of a sublayer
 gives; what its second one reads; what that gives, where a norm comes behind."""
+
+_PASSES = 16  # after which weights are worth the time (0.2 s for 100 MB) to have them in large pages
 
 
 def can_say(decoder: Decoder) -> bool:
@@ -138,6 +141,7 @@ class Program:
     def __init__(self, decoder: Decoder) -> None:
         config = self.config = decoder.config
         self._decoder = decoder
+        self._n_passes = 0
         self._kept: list[Any] = []  # what the operations hold addresses of
         qkv = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         up = config.d_ff * (2 if config.is_gated else 1)
@@ -184,6 +188,11 @@ class Program:
         parts = cache.caches if isinstance(cache, Rows) else [cache]
         tables = [self._table(part) for part in parts]
         caches, first = tables[0] if len(tables) == 1 else torch.cat(tables, dim=1), parts[0]
+        self._n_passes += 1
+        if self._n_passes == _PASSES:
+            weights = (tensor for tensor in self._kept if isinstance(tensor, Tensor))
+            parts_of_packed = (part.data for packed in packed_of(self._decoder).values() for part in packed)
+            use_large_pages([*weights, *parts_of_packed])
         token_rows = torch.arange(batch).repeat_interleave(torch.tensor(counts))
         columns = torch.cat([torch.arange(count) for count in counts])
         places = torch.tensor(starts)[token_rows] + columns

@@ -68,6 +68,7 @@ struct Pass {
 
 constexpr int64_t ROWS = 16, COLUMNS = 32;  // of a packed block
 constexpr int64_t BYTES_OF_Q4 = 320, BYTES_OF_Q8 = 544;
+constexpr int64_t AHEAD = 2048;  // bytes of weights that are asked for before they are needed
 
 // All threads meet here. They spin, since the next one is a microsecond away, and give way where it is not.
 class Barrier {
@@ -274,8 +275,15 @@ void round_inputs(const Op &op, const Pass &pass, const Thread &me) {
     for (int64_t b = me.begin(total); b < me.end(total); b++) {
         const float *x = pass.buffers[op.in] + b * COLUMNS;
         int8_t *to = pass.rounded + b * COLUMNS;
-        float largest = 0;
-        for (int64_t i = 0; i < COLUMNS; i++) largest = std::max(largest, std::fabs(x[i]));
+        vec sizes = {}, checks = {};
+        for (int64_t i = 0; i < COLUMNS; i += W) {
+            vec some = load(x + i);
+            vec size = some < 0 ? -some : some;
+            sizes = size > sizes ? size : sizes;
+            checks += some * 0;  // rounding would make a number of what is none
+        }
+        float largest = 0, check = 0;
+        for (int64_t i = 0; i < W; i++) largest = std::max(largest, sizes[i]), check += checks[i];
         float step = largest / 127, factor = largest > 0 ? 127 / largest : 0;
         int32_t whole = 0;
         for (int64_t i = 0; i < COLUMNS; i++) {
@@ -283,9 +291,6 @@ void round_inputs(const Op &op, const Pass &pass, const Thread &me) {
             to[i] = int8_t(q);
             whole += q;
         }
-        // Rounding would make numbers of what is none.
-        float check = 0;
-        for (int64_t i = 0; i < COLUMNS; i++) check += x[i] * 0;
         pass.steps[2 * b] = step + check;
         pass.steps[2 * b + 1] = (step + check) * whole;
     }
@@ -477,28 +482,38 @@ inline void block_q8(const uint8_t *block, int64_t lane, const int8_t *const *x,
 
 template <int N, bool IS_Q4>
 inline void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t row) {
-    int64_t n_blocks = op.width / COLUMNS;
-    for (int64_t lane = 0; lane < ROWS; lane += LANES) {
+    constexpr int64_t BYTES = IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8;
+    // One token's time is that of reading weights, so that all 16 outputs go along with one reading; the registers of
+    // several tokens have room for a vector of outputs.
+    constexpr int64_t VECTORS = N == 1 ? ROWS / LANES : 1;
+    const int64_t n_blocks = op.width / COLUMNS;
+    for (int64_t lane = 0; lane < ROWS; lane += VECTORS * LANES) {
         const int8_t *x[N];
         const float *steps[N];
-        Totals totals[N];
+        Totals totals[VECTORS][N];
         for (int t = 0; t < N; t++) {
             x[t] = pass.rounded + (token + t) * op.width;
             steps[t] = pass.steps + (token + t) * n_blocks * 2;
-            totals[t] = no_totals();
+            for (int v = 0; v < VECTORS; v++) totals[v][t] = no_totals();
         }
         for (int64_t b = 0; b < n_blocks; b++) {
-            if (IS_Q4)
-                block_q4<N>(strip + b * BYTES_OF_Q4, lane, x, steps, totals);
-            else
-                block_q8<N>(strip + b * BYTES_OF_Q8, lane, x, steps, totals);
+            const uint8_t *block = strip + b * BYTES;
+            if (N == 1)
+                for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD + at);
+            for (int v = 0; v < VECTORS; v++)
+                if (IS_Q4)
+                    block_q4<N>(block, lane + v * LANES, x, steps, totals[v]);
+                else
+                    block_q8<N>(block, lane + v * LANES, x, steps, totals[v]);
             for (int t = 0; t < N; t++) x[t] += COLUMNS, steps[t] += 2;
         }
-        int64_t here = std::min(LANES, op.rows - row - lane);
-        for (int t = 0; t < N; t++) {
-            float results[LANES], *out = pass.buffers[op.out] + (token + t) * op.out_width + op.offset;
-            read_totals(totals[t], results);
-            for (int64_t r = 0; r < here; r++) put_result(op, out, row + lane + r, results[r]);
+        for (int v = 0; v < VECTORS; v++) {
+            const int64_t first = row + lane + v * LANES, here = std::min(LANES, op.rows - first);
+            for (int t = 0; t < N; t++) {
+                float results[LANES], *out = pass.buffers[op.out] + (token + t) * op.out_width + op.offset;
+                read_totals(totals[v][t], results);
+                for (int64_t r = 0; r < here; r++) put_result(op, out, first + r, results[r]);
+            }
         }
     }
 }
@@ -678,93 +693,183 @@ void remember(const Op &op, const Attention &a, const Pass &pass, const Cache &c
     keep(v, slot_of<C>(cache.values, a, cache, kv_head, slot), cache.value_scales + at, a.head_dim);
 }
 
-constexpr int64_t KEYS = 64;  // worked on together
+constexpr int64_t KEYS = 64;     // worked on together
+constexpr int64_t QUERIES = 3;   // with 4 keys they fill 16 registers
+constexpr int64_t TOKENS = 8;    // whose queries meet a portion of the keys while it is in the nearest cache
 
-// softmax(scores) · values of the queries that share a key, a portion of the keys at a time: the largest score so far is
-// taken out, and what was summed before is scaled when a larger one comes (Milakov and Gimelshein 2018, arXiv 1805.02867).
-template <typename C, int64_t FIXED>
-void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, int64_t token, int64_t kv_head,
-               std::vector<float> &scratch) {
-    const int64_t head_dim = FIXED ? FIXED : a.head_dim, group = a.n_heads / a.n_kv_heads;
-    const int64_t place = pass.places[token];
+struct Query {
+    const float *q;
+    float *sums;  // [head_dim]: of weights · values so far
+    float largest, total;  // score; of the weights
+    float slope;
+    int64_t place;
+};
+
+struct Portion {  // of the keys of a row that follow one another from place `start` on
+    int64_t start, n;
+    const void *keys[KEYS], *values[KEYS];
+    float key_scales[KEYS], value_scales[KEYS];
+};
+
+// Scores of N queries and 8 keys, of which the last ones may be missing.
+template <int N, typename C, int64_t FIXED>
+inline void scores_of_8(const Query *queries, const C *const *keys, int64_t n, int64_t head_dim, float (*to)[KEYS]) {
+    vec products[N][8] = {};
+    int64_t whole = head_dim / W * W;
+    for (int64_t j = 0; j < n; j += 4) {
+        vec some[N][4] = {};
+        const C *four[4];
+        for (int64_t i = 0; i < 4; i++) four[i] = keys[std::min(j + i, n - 1)];
+        for (int64_t d = 0; d < whole; d += W) {
+            vec q[N];
+            for (int i = 0; i < N; i++) q[i] = load(queries[i].q + d);
+            for (int64_t k = 0; k < 4; k++) {
+                vec key = load(four[k] + d);
+                for (int i = 0; i < N; i++) some[i][k] = fused(key, q[i], some[i][k]);
+            }
+        }
+        for (int i = 0; i < N; i++)
+            for (int64_t k = 0; k < 4; k++) products[i][j + k] = some[i][k];
+    }
+    for (int i = 0; i < N; i++) {
+        sums_of_8(products[i], to[i]);
+        if (FIXED) continue;
+        for (int64_t j = 0; j < n; j++) {
+            float end = 0;
+            for (int64_t d = whole; d < head_dim; d++) end = fused(number(keys[j][d]), queries[i].q[d], end);
+            to[i][j] += end;
+        }
+    }
+}
+
+// Adds weights · values of keys `first` … `last` − 1 to the sums of N queries.
+template <int N, typename C, int64_t FIXED>
+inline void add_values(const Query *queries, const float (*weights)[KEYS], const C *const *values, int64_t first,
+                       int64_t last, int64_t head_dim) {
+    int64_t d = 0;
+    for (; d + 4 * W <= head_dim; d += 4 * W) {
+        vec out[N][4];
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < 4; j++) out[i][j] = load(queries[i].sums + d + j * W);
+        for (int64_t k = first; k < last; k++)
+            for (int j = 0; j < 4; j++) {
+                vec value = load(values[k] + d + j * W);
+                for (int i = 0; i < N; i++) out[i][j] = fused(value, vec{} + weights[i][k], out[i][j]);
+            }
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < 4; j++) store(queries[i].sums + d + j * W, out[i][j]);
+    }
+    for (; !FIXED && d < head_dim; d++)
+        for (int i = 0; i < N; i++) {
+            float out = queries[i].sums[d];
+            for (int64_t k = first; k < last; k++) out += number(values[k][d]) * weights[i][k];
+            queries[i].sums[d] = out;
+        }
+}
+
+// What a portion of the keys adds to N queries, each of which sees those up to its own place: the largest score so far
+// is taken out, and what was summed before is scaled when a larger one comes (Milakov and Gimelshein 2018, arXiv
+// 1805.02867).
+template <int N, typename C, int64_t FIXED>
+void meet(const Attention &a, Query *queries, const Portion &portion, int64_t head_dim) {
     constexpr bool IS_SCALED = std::is_same<C, int8_t>::value;
-    const int64_t first = a.window ? std::max<int64_t>(0, place - a.window + 1) : 0;
-    scratch.resize(group * (head_dim + 2));
-    float *sums = scratch.data(), *largest = sums + group * head_dim, *totals = largest + group;
-    for (int64_t h = 0; h < group; h++) {
-        largest[h] = a.sinks ? a.sinks[kv_head * group + h] : -INFINITY;
-        totals[h] = a.sinks ? 1 : 0;
-        std::fill(sums + h * head_dim, sums + (h + 1) * head_dim, 0.0f);
+    const C *const *keys = (const C *const *)portion.keys, *const *values = (const C *const *)portion.values;
+    alignas(64) float scores[N][KEYS];
+    int64_t seen[N], common = KEYS, most = 0;
+    for (int i = 0; i < N; i++) {
+        seen[i] = std::min(portion.n, queries[i].place + 1 - portion.start);
+        if (seen[i] < 0) seen[i] = 0;
+        common = std::min(common, seen[i]), most = std::max(most, seen[i]);
     }
-    for (int64_t start = first; start <= place; start += KEYS) {
-        const int64_t n = std::min(KEYS, place + 1 - start);
-        const C *keys[KEYS], *values[KEYS];
-        float key_scales[KEYS], value_scales[KEYS];
-        for (int64_t i = 0, slot = start % cache.slots; i < n; i++, slot = slot + 1 < cache.slots ? slot + 1 : 0) {
-            keys[i] = slot_of<C>(cache.keys, a, cache, kv_head, slot);
-            values[i] = slot_of<C>(cache.values, a, cache, kv_head, slot);
-            if (!IS_SCALED) continue;
-            key_scales[i] = cache.key_scales[kv_head * cache.slots + slot];
-            value_scales[i] = cache.value_scales[kv_head * cache.slots + slot];
+    for (int64_t k = 0; k < most; k += 8) {
+        float some[N][KEYS];
+        scores_of_8<N, C, FIXED>(queries, keys + k, std::min<int64_t>(8, most - k), head_dim, some);
+        for (int i = 0; i < N; i++) std::copy(some[i], some[i] + 8, scores[i] + k);
+    }
+    for (int i = 0; i < N; i++) {
+        Query &query = queries[i];
+        const int64_t n = seen[i];
+        if (!n) continue;
+        float *of = scores[i];
+        for (int64_t k = 0; k < n; k++) of[k] *= a.scale;
+        if (IS_SCALED)
+            for (int64_t k = 0; k < n; k++) of[k] *= portion.key_scales[k];
+        if (a.softcap > 0)
+            for (int64_t k = 0; k < n; k++) of[k] = a.softcap * std::tanh(of[k] / a.softcap);
+        if (a.slopes)
+            for (int64_t k = 0; k < n; k++) of[k] -= query.slope * float(query.place - (portion.start + k));
+        for (int64_t k = n; k < KEYS; k++) of[k] = -INFINITY;
+        vec tops = load(of), weights = {};
+        for (int64_t k = W; k < KEYS; k += W) {
+            vec some = load(of + k);
+            tops = some > tops ? some : tops;
         }
-        for (int64_t h = 0; h < group; h++) {
-            const int64_t head = kv_head * group + h;
-            const float *q = head_of(op, pass, token, head, head_dim);
-            alignas(64) float scores[KEYS];
-            for (int64_t i = 0; i < KEYS; i += 8) {
-                vec products[8] = {};
-                float ends[8] = {};
-                for (int64_t j = 0; j < 8 && i + j < n; j++) {
-                    int64_t d = 0;
-                    for (; d + W <= head_dim; d += W)
-                        products[j] = fused(load(keys[i + j] + d), load(q + d), products[j]);
-                    for (; !FIXED && d < head_dim; d++) ends[j] = fused(number(keys[i + j][d]), q[d], ends[j]);
-                }
-                sums_of_8(products, scores + i);
-                for (int64_t j = 0; j < 8; j++) scores[i + j] += ends[j];
+        float top = query.largest;
+        for (int64_t k = 0; k < W; k++) top = tops[k] > top ? tops[k] : top;
+        for (int64_t k = 0; k < KEYS; k++) of[k] = k < n ? fast_exp(of[k] - top) : 0;
+        for (int64_t k = 0; k < KEYS; k += W) weights += load(of + k);
+        float before = query.largest == top ? 1.0f : query.largest == -INFINITY ? 0.0f : fast_exp(query.largest - top);
+        query.total = fused(query.total, before, sum(weights));
+        query.largest = top;
+        if (IS_SCALED)
+            for (int64_t k = 0; k < n; k++) of[k] *= portion.value_scales[k];
+        if (before != 1)
+            for (int64_t d = 0; d < head_dim; d++) query.sums[d] *= before;
+    }
+    add_values<N, C, FIXED>(queries, scores, values, 0, common, head_dim);
+    for (int i = 0; i < N; i++)
+        add_values<1, C, FIXED>(queries + i, scores + i, values, common, seen[i], head_dim);
+}
+
+// softmax(scores) · values of the queries of some tokens of a row that share a key, a portion of the keys at a time.
+// Several tokens see keys from the same place on.
+template <typename C, int64_t FIXED>
+void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, int64_t token, int64_t n_tokens,
+               int64_t kv_head, std::vector<float> &scratch) {
+    const int64_t head_dim = FIXED ? FIXED : a.head_dim, group = a.n_heads / a.n_kv_heads, n = n_tokens * group;
+    const int64_t first = a.window ? std::max<int64_t>(0, pass.places[token] - a.window + 1) : 0;
+    const int64_t last = pass.places[token + n_tokens - 1];
+    scratch.assign(n * head_dim, 0.0f);
+    std::vector<Query> queries(n);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t head = kv_head * group + i % group, of = token + i / group;
+        Query &query = queries[i];
+        query.q = head_of(op, pass, of, head, head_dim);
+        query.sums = scratch.data() + i * head_dim;
+        query.largest = a.sinks ? a.sinks[head] : -INFINITY;
+        query.total = a.sinks ? 1 : 0;
+        query.slope = a.slopes ? a.slopes[head] : 0;
+        query.place = pass.places[of];
+    }
+    Portion portion;
+    for (portion.start = first; portion.start <= last; portion.start += KEYS) {
+        portion.n = std::min(KEYS, last + 1 - portion.start);
+        for (int64_t i = 0, slot = portion.start % cache.slots; i < portion.n; i++) {
+            portion.keys[i] = slot_of<C>(cache.keys, a, cache, kv_head, slot);
+            portion.values[i] = slot_of<C>(cache.values, a, cache, kv_head, slot);
+            if (std::is_same<C, int8_t>::value) {
+                portion.key_scales[i] = cache.key_scales[kv_head * cache.slots + slot];
+                portion.value_scales[i] = cache.value_scales[kv_head * cache.slots + slot];
             }
-            for (int64_t i = 0; i < n; i++) scores[i] *= a.scale;
-            if (IS_SCALED)
-                for (int64_t i = 0; i < n; i++) scores[i] *= key_scales[i];
-            if (a.softcap > 0)
-                for (int64_t i = 0; i < n; i++) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
-            if (a.slopes)
-                for (int64_t i = 0; i < n; i++) scores[i] -= a.slopes[head] * float(place - (start + i));
-            for (int64_t i = n; i < KEYS; i++) scores[i] = -INFINITY;
-            vec tops = load(scores), weights = {};
-            for (int64_t i = W; i < KEYS; i += W) {
-                vec some = load(scores + i);
-                tops = some > tops ? some : tops;
-            }
-            float top = largest[h];
-            for (int64_t i = 0; i < W; i++) top = tops[i] > top ? tops[i] : top;
-            for (int64_t i = 0; i < KEYS; i++) scores[i] = i < n ? fast_exp(scores[i] - top) : 0;
-            for (int64_t i = 0; i < KEYS; i += W) weights += load(scores + i);
-            float before = largest[h] == top ? 1.0f : largest[h] == -INFINITY ? 0.0f : fast_exp(largest[h] - top);
-            totals[h] = fused(totals[h], before, sum(weights));
-            largest[h] = top;
-            if (IS_SCALED)
-                for (int64_t i = 0; i < n; i++) scores[i] *= value_scales[i];
-            float *to = sums + h * head_dim;
-            int64_t d = 0;
-            for (; d + 4 * W <= head_dim; d += 4 * W) {
-                vec out[4];
-                for (int j = 0; j < 4; j++) out[j] = load(to + d + j * W) * before;
-                for (int64_t i = 0; i < n; i++)
-                    for (int j = 0; j < 4; j++) out[j] = fused(load(values[i] + d + j * W), vec{} + scores[i], out[j]);
-                for (int j = 0; j < 4; j++) store(to + d + j * W, out[j]);
-            }
-            for (; !FIXED && d < head_dim; d++) {
-                float out = to[d] * before;
-                for (int64_t i = 0; i < n; i++) out += number(values[i][d]) * scores[i];
-                to[d] = out;
-            }
+            slot = slot + 1 < cache.slots ? slot + 1 : 0;
         }
+        int64_t i = 0;
+        for (; i + QUERIES <= n; i += QUERIES) meet<QUERIES, C, FIXED>(a, &queries[i], portion, head_dim);
+        for (; i < n; i++) meet<1, C, FIXED>(a, &queries[i], portion, head_dim);
     }
-    for (int64_t h = 0; h < group; h++) {
-        float *out = pass.buffers[op.out] + token * op.out_width + (kv_head * group + h) * head_dim;
-        for (int64_t d = 0; d < head_dim; d++) out[d] = sums[h * head_dim + d] / totals[h];
+    for (int64_t i = 0; i < n; i++) {
+        float *out = pass.buffers[op.out] + (token + i / group) * op.out_width + (kv_head * group + i % group) * head_dim;
+        for (int64_t d = 0; d < head_dim; d++) out[d] = queries[i].sums[d] / queries[i].total;
     }
+}
+
+// The token behind those that may be worked on together with `token`.
+inline int64_t end_of_run(const Attention &a, const Pass &pass, int64_t token) {
+    int64_t end = token + 1;
+    while (end < pass.n_tokens && end < token + TOKENS && pass.rows[end] == pass.rows[token] &&
+           (!a.window || pass.places[end] < a.window))
+        end++;
+    return end;
 }
 
 template <typename C, int64_t FIXED>
@@ -787,9 +892,12 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
     std::vector<float> scratch;
     if (!overwrites) {
         // Later tokens see more: they are dealt out in turn.
-        for (int64_t i = me.id; i < n * a.n_kv_heads; i += me.n) {
-            int64_t token = i / a.n_kv_heads;
-            attend_to<C, FIXED>(op, a, pass, caches[pass.rows[token]], token, i % a.n_kv_heads, scratch);
+        for (int64_t token = 0, turn = 0; token < n;) {
+            int64_t end = end_of_run(a, pass, token);
+            for (int64_t kv_head = 0; kv_head < a.n_kv_heads; kv_head++, turn++)
+                if (turn % me.n == me.id)
+                    attend_to<C, FIXED>(op, a, pass, caches[pass.rows[token]], token, end - token, kv_head, scratch);
+            token = end;
         }
         return;
     }
@@ -802,7 +910,7 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
             if (sequence % me.n != me.id) continue;
             for (int64_t t = first; t < last; t++) {
                 remember<C>(op, a, pass, cache, t, kv_head);
-                attend_to<C, FIXED>(op, a, pass, cache, t, kv_head, scratch);
+                attend_to<C, FIXED>(op, a, pass, cache, t, 1, kv_head, scratch);
             }
         }
         first = last;
