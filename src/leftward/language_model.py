@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -30,6 +31,8 @@ from leftward.generation.rules import Bans
 from leftward.generation.sampling import token_logprobs
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 from leftward.generation.speculative import Speculator
+from leftward.inspection import interventions
+from leftward.inspection.record import LIMIT_BYTES, Recording, record
 from leftward.kernels import native
 from leftward.model.classifier import last_hidden
 from leftward.model.decoder import Decoder
@@ -526,6 +529,30 @@ class LanguageModel:
         if not tokens:
             raise UserError("nothing to evaluate: the texts have no token that another one comes before")
         return Evaluation(nats, tokens, n_bytes)
+
+    # ---- looking inside (docs/inspection.md)
+
+    def record(self, *names: str, limit_bytes: int = LIMIT_BYTES) -> AbstractContextManager[Recording]:
+        """See `inspection.record.record`: `with model.record("attn.weights") as rec: model.score(text)`."""
+        return record(self.decoder, *names, limit_bytes=limit_bytes)
+
+    def patch(self, edits: Mapping[str, Any], **where: Any) -> AbstractContextManager[None]:
+        """See `inspection.interventions.patch`: `with model.patch({"layers.3.attn.out": tensor}): …`."""
+        return interventions.patch(self.decoder, edits, **where)
+
+    def ablate(self, name: str, **what: Any) -> AbstractContextManager[None]:
+        """See `inspection.interventions.ablate`: `with model.ablate("layers.2.attn.heads", heads=[1]): …`."""
+        return interventions.ablate(self.decoder, name, **what)
+
+    def steer(self, name: str, vector: Tensor, **how: Any) -> AbstractContextManager[None]:
+        """See `inspection.interventions.steer`: `with model.steer("layers.4.resid.post", vector, scale=3.0): …`."""
+        return interventions.steer(self.decoder, name, vector, **how)
+
+    def remask(self, **rules: Any) -> AbstractContextManager[None]:
+        """See `inspection.interventions.remask`: `with model.remask(window=4): …`."""
+        return interventions.remask(self.decoder, **rules)
+
+    # ---- inside
 
     def _stride(self, stride: int | None = None) -> int:
         context = self.config.max_seq_len
