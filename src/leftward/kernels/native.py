@@ -1,5 +1,6 @@
-"""Our own CPU kernels (native.cpp, forward.cpp), built once for a machine where there is a compiler. Where there is
-none, or LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's own operations, which every kernel has as its twin.
+"""Our own CPU kernels (native.cpp, forward.cpp), built once for a machine where there is a compiler; where there is
+none, those that a wheel brings. Without either, or where LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's
+own operations, which every kernel has as its twin.
 
 A kernel is a C function on addresses, called through ctypes: nothing of PyTorch's headers is compiled, so that building
 takes three seconds, and nothing is linked against, so that one file serves every version.
@@ -12,8 +13,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,25 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-fPIC",
-    "-mprefer-vector-width=512",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-)
-# Each source with its own flags. In training sums may be taken in any order, so that they become vectors; but
-# infinities and what is no number stay what they are. In generation the order is written out.
-_SOURCES = {
-    "native.cpp": ("-fassociative-math", "-fno-signed-zeros"),
-    "forward.cpp": ("-ffp-contract=off", "-fno-tree-reassoc"),
-}
-_HEADERS = ("numbers.h",)
+from leftward.kernels import compiling
+
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_SECONDS = 120  # for a compiler that hangs
 
 
 def serves(x: Tensor) -> bool:
@@ -115,17 +99,24 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     try:
         return ctypes.CDLL(str(build())), "native"
     except (OSError, subprocess.SubprocessError) as error:
-        return None, f"plain: {str(error).strip().splitlines()[-1][:200]}"
+        why = str(error).strip().splitlines()[-1][:200]
+    try:
+        if (ready := compiling.prebuilt()) is not None:
+            return ctypes.CDLL(str(ready)), "native"
+    except OSError as error:
+        why = str(error)
+    return None, f"plain: {why}"
 
 
 def build() -> Path:
     """The compiled kernels, from the user's cache or made now. Raises: OSError, SubprocessError."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    compiler = compiling.compiler()
     if compiler is None:
         raise OSError("no C++ compiler is found")
-    here = Path(__file__).parent
-    sources = [(here / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
-    made_of = (sources, compiler, _FLAGS, _SOURCES, sys.platform, _processor(), torch.__version__)
+    sources = [(compiling.HERE / name).read_bytes() for name in (*compiling.SOURCES, *compiling.HEADERS)]
+    # A home directory may be shared by machines of several kinds.
+    machine = (sys.platform, compiling.processor(), torch.__version__)
+    made_of = (sources, compiler, compiling.FLAGS, compiling.SOURCES, *machine)
     name = hashlib.blake2b(repr(made_of).encode(), digest_size=12).hexdigest()
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leftward"
     path = directory / f"native-{name}.so"
@@ -133,28 +124,8 @@ def build() -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
-        made = Path(temporary) / "native"
-        objects = [str(Path(temporary) / f"{source}.o") for source in _SOURCES]
-        compiled = [
-            [compiler, *_FLAGS, *flags, "-fopenmp", "-c", str(here / source), "-o", made_object]
-            for (source, flags), made_object in zip(_SOURCES.items(), objects, strict=True)
-        ]
-        # Linked without OpenMP's library: its functions are then found in the copy that PyTorch has loaded, and there
-        # is one set of threads in the process instead of two that wait for each other's cores.
-        commands = [*compiled, [compiler, "-shared", *objects, "-o", f"{made}.so"]]
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-            if done.returncode:
-                raise OSError(f"{compiler} failed: {done.stderr}")
-        ctypes.CDLL(f"{made}.so")  # one that can't be loaded must not be kept
-        Path(f"{made}.so").replace(path)
+        made = Path(temporary) / "native.so"
+        compiling.compile_into(made, compiler, "-march=native")
+        ctypes.CDLL(str(made))  # one that can't be loaded must not be kept
+        made.replace(path)
     return path
-
-
-def _processor() -> str:
-    """What -march=native means here: a home directory may be shared by machines of several kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return f"{platform.machine()} {platform.processor()}"
