@@ -13,7 +13,7 @@ from leftward.errors import UserError
 from leftward.formats.family import Op
 from leftward.formats.kinds import KINDS
 from leftward.formats.model_directory import build_decoder
-from leftward.formats.quants import Q4_FIELDS, dequantise, quantise
+from leftward.formats.quants import AS_Q4_1, dequantise, quantise
 from leftward.kernels import native
 from leftward.kernels.packed import COLUMNS, Packed, pack
 from leftward.model.decoder import Decoder
@@ -53,16 +53,12 @@ def pack_tensors(config: Config, op: Op, tensors: list[tuple[str, Tensor]]) -> l
 def pack_rows(kind: str, raw: Tensor) -> Packed:
     """Rows of a quantised kind, uint8 [rows, bytes]. Q4_0, Q4_1 and Q8_0 are kept as they are; Q4_K too, but for its
     steps, which are rounded to fp16; all else becomes Q8_0."""
-    rows = len(raw)
-    blocks = raw.reshape(-1, KINDS[kind].nbytes)
-    if kind in Q4_FIELDS:
-        q, steps, leasts = Q4_FIELDS[kind](blocks)
-        return pack(q.view(rows, -1), steps.view(rows, -1), leasts.view(rows, -1))
-    if kind != "Q8_0":
-        columns = raw.shape[1] // KINDS[kind].nbytes * KINDS[kind].block
-        return pack_numbers(dequantise(kind, raw.flatten()).view(rows, columns), "q8")
-    steps = blocks[:, :2].contiguous().view(torch.float16)
-    return pack(blocks[:, 2:].contiguous().view(torch.int8).view(rows, -1), steps.view(rows, -1), None)
+    if kind in AS_Q4_1:
+        return pack(AS_Q4_1[kind](raw.reshape(-1, KINDS[kind].nbytes)).view(len(raw), -1), "q4")
+    if kind == "Q8_0":
+        return pack(raw, "q8")
+    columns = raw.shape[1] // KINDS[kind].nbytes * KINDS[kind].block
+    return pack_numbers(dequantise(kind, raw.flatten()).view(len(raw), columns), "q8")
 
 
 def pack_numbers(tensor: Tensor, kind: Literal["q4", "q8"]) -> Packed:

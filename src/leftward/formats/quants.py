@@ -200,28 +200,26 @@ def _q6_k(b: Tensor) -> Tensor:
     return _scaled(_f16(b[:, 208:]) * b[:, 192:208].view(torch.int8).float(), quants.to(torch.int8) - 32)
 
 
-# ---- 4 bits as whole numbers: of each 32 q from 0 to 15, a step and the least number, for those who compute with them
-
-Fields = tuple[Tensor, Tensor, Tensor]
-"""Of blocks [n, bytes]: q uint8 [n, elements], steps and least numbers fp16 [n, elements / 32]."""
+# ---- kinds of 4 bits as blocks of Q4_1, for those who compute with them: [n, bytes] → [n or more, 20]
 
 
-def _q4_0_fields(b: Tensor) -> Fields:
-    steps = b[:, :2].contiguous().view(torch.float16)
-    return _unpack(b[:, 2:], 4, 16), steps, steps * -8
+def _q4_0_as_q4_1(b: Tensor) -> Tensor:
+    steps = b[:, :2].contiguous()
+    return torch.cat((steps, (steps.view(torch.float16) * -8).view(torch.uint8), b[:, 2:]), dim=1)
 
 
-def _q4_1_fields(b: Tensor) -> Fields:
-    steps, leasts = b[:, :4].contiguous().view(torch.float16).split(1, dim=1)
-    return _unpack(b[:, 4:], 4, 16), steps, leasts
-
-
-def _q4_k_fields(b: Tensor) -> Fields:
+def _q4_k_as_q4_1(b: Tensor) -> Tensor:
+    """Its steps and least numbers, products of two, are rounded to fp16."""
     scales, lows = _scales_and_lows(b)
-    return _unpack(b[:, 16:], 4, 32), scales.half(), -lows.half()
+    steps, leasts = (x.half().view(-1, 1).view(torch.uint8) for x in (scales, -lows))
+    return torch.cat((steps, leasts, _pack(_unpack(b[:, 16:], 4, 32).view(-1, 32), 4, 16)), dim=1)
 
 
-Q4_FIELDS: dict[str, Callable[[Tensor], Fields]] = {"Q4_0": _q4_0_fields, "Q4_1": _q4_1_fields, "Q4_K": _q4_k_fields}
+AS_Q4_1: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q4_0": _q4_0_as_q4_1,
+    "Q4_1": lambda b: b,
+    "Q4_K": _q4_k_as_q4_1,
+}
 
 
 # ---- numbers from a table of 16

@@ -1011,32 +1011,20 @@ void perform(const Op &op, const Pass &pass, const Thread &me) {
     }
 }
 
-// Numbers of the file's blocks of 32, a row an output, into blocks of 16 × 32. `q` holds a byte a number (for Q4 from 0
-// to 15), `steps` and `leasts` the fp16 of each block.
-void pack(const uint8_t *q, const uint16_t *steps, const uint16_t *leasts, uint8_t *to, int64_t rows, int64_t width) {
-    bool is_q4 = leasts != nullptr;
-    int64_t n_blocks = width / COLUMNS, bytes = is_q4 ? BYTES_OF_Q4 : BYTES_OF_Q8;
+// GGUF's blocks of 32 inputs (Q4_1: step, least number, and 16 bytes whose low halves are the first 16; Q8_0: step and 32
+// bytes), a row an output, into ours of 16 × 32.
+void pack(const uint8_t *from, uint8_t *to, bool is_q4, int64_t rows, int64_t n_blocks) {
+    const int64_t bytes = is_q4 ? BYTES_OF_Q4 : BYTES_OF_Q8, begin = is_q4 ? 4 : 2, groups = is_q4 ? 4 : 8;
 #pragma omp parallel for schedule(static)
     for (int64_t strip = 0; strip < (rows + ROWS - 1) / ROWS; strip++)
-        for (int64_t b = 0; b < n_blocks; b++) {
-            uint8_t *block = to + (strip * n_blocks + b) * bytes;
-            for (int64_t r = 0; r < ROWS && strip * ROWS + r < rows; r++) {
-                int64_t row = strip * ROWS + r;
-                const uint8_t *from = q + row * width + b * COLUMNS;
-                for (int64_t i = 0; i < COLUMNS; i++) {
-                    int64_t group = i / 4, at = 4 * r + i % 4;
-                    if (!is_q4)
-                        block[64 * group + at] = from[i];
-                    else if (group < 4)
-                        block[64 * group + at] |= from[i];
-                    else
-                        block[64 * (group - 4) + at] |= uint8_t(from[i] << 4);
-                }
-                uint8_t *behind = block + (is_q4 ? 256 : 512);
-                std::memcpy(behind + 2 * r, steps + row * n_blocks + b, 2);
-                if (is_q4) std::memcpy(behind + 32 + 2 * r, leasts + row * n_blocks + b, 2);
+        for (int64_t r = 0; r < std::min(ROWS, rows - strip * ROWS); r++)
+            for (int64_t b = 0; b < n_blocks; b++) {
+                const uint8_t *own = from + ((strip * ROWS + r) * n_blocks + b) * (begin + 4 * groups);
+                uint8_t *block = to + (strip * n_blocks + b) * bytes, *behind = block + 64 * groups;
+                for (int64_t g = 0; g < groups; g++) std::memcpy(block + 64 * g + 4 * r, own + begin + 4 * g, 4);
+                std::memcpy(behind + 2 * r, own, 2);
+                if (is_q4) std::memcpy(behind + 32 + 2 * r, own + 2, 2);
             }
-        }
 }
 
 }  // namespace
@@ -1057,8 +1045,7 @@ void leftward_forward(const Op *ops, int64_t n_ops, const Pass *pass) {
     }
 }
 
-void leftward_pack(const uint8_t *q, const uint16_t *steps, const uint16_t *leasts, uint8_t *to, int64_t rows,
-                   int64_t width) {
-    pack(q, steps, leasts, to, rows, width);
+void leftward_pack(const uint8_t *from, uint8_t *to, int64_t is_q4, int64_t rows, int64_t n_blocks) {
+    pack(from, to, is_q4, rows, n_blocks);
 }
 }

@@ -18,7 +18,8 @@ from leftward.kernels import forward, native
 from leftward.kernels.forward import Op, Rounded
 
 ROWS, COLUMNS = 16, 32
-_BYTES = {"q4": 320, "q8": 544}
+_BYTES = {"q4": 320, "q8": 544}  # of our blocks, and
+_BYTES_IN_FILES = {"q4": 20, "q8": 34}  # of those of 1 × 32
 
 
 class Packed(NamedTuple):
@@ -39,20 +40,15 @@ class Packed(NamedTuple):
         return self.data.numel()
 
 
-def pack(q: Tensor, steps: Tensor, leasts: Tensor | None) -> Packed:
-    """Put numbers in order.
-
-    Args:
-        q: [rows, columns], uint8 from 0 to 15, or int8 where there is no `leasts`; columns a multiple of 32.
-        steps, leasts: fp16 [rows, columns / 32].
-    """
-    rows, columns = q.shape
-    kind: Literal["q4", "q8"] = "q8" if leasts is None else "q4"
-    data = torch.zeros(-(-rows // ROWS), columns // COLUMNS, _BYTES[kind], dtype=torch.uint8)
-    arguments = (q.contiguous(), steps.contiguous(), None if leasts is None else leasts.contiguous(), data)
-    addresses = (ctypes.c_void_p(forward.address(tensor)) for tensor in arguments)
-    native.library().leftward_pack(*addresses, ctypes.c_int64(rows), ctypes.c_int64(columns))
-    return Packed(kind, data, rows, columns)
+def pack(raw: Tensor, kind: Literal["q4", "q8"]) -> Packed:
+    """Put a file's blocks in order: uint8 [rows, bytes], a row blocks of GGUF's Q4_1 or Q8_0."""
+    raw = raw.contiguous()
+    rows, n_blocks = len(raw), raw.shape[1] // _BYTES_IN_FILES[kind]
+    data = torch.zeros(-(-rows // ROWS), n_blocks, _BYTES[kind], dtype=torch.uint8)
+    addresses = (ctypes.c_void_p(forward.address(tensor)) for tensor in (raw, data))
+    numbers = (ctypes.c_int64(number) for number in (kind == "q4", rows, n_blocks))
+    native.library().leftward_pack(*addresses, *numbers)
+    return Packed(kind, data, rows, n_blocks * COLUMNS)
 
 
 def unpack(packed: Packed, rows: Tensor | None = None) -> Tensor:
