@@ -36,7 +36,7 @@ def test_bytes_of_a_token(model: Path, dtype: str, nbytes: int) -> None:
 
 
 def test_measures(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_cold_start", lambda path, dtype: 1.0)
+    monkeypatch.setattr(speed, "_cold_start", lambda path, dtype, text: 1.0)
     monkeypatch.setattr(speed, "OUTPUT", 8)
     done = CliRunner().invoke(app, ["bench", "generate", str(model), "--repeats", "1", "--json"])
     assert done.exit_code == 0, done.output
@@ -55,8 +55,24 @@ def test_what_it_can_not_measure(model: Path, tmp_path: Path) -> None:
         speed.measure(model, rivals=["vllm"])
     with pytest.raises(UserError, match=r"llama.cpp: it (reads .gguf files|is not installed)"):
         speed.measure(model, rivals=["llama.cpp"])
-    short = Config(vocab_size=257, max_seq_len=64, n_layers=1, d_model=32)
-    tokenizer = Tokenizer.train(["some text"], kind="bpe", vocab_size=257)
-    save_model(tmp_path / "short", short, random_decoder(short).state_dict(), tokenizer)
-    with pytest.raises(UserError, match="context is 64: 513 are needed"):
-        speed.measure(tmp_path / "short")
+    with pytest.raises(UserError, match="context is 3: 4 tokens are needed"):
+        speed.measure(digits(tmp_path / "short", 3))
+
+
+def digits(path: Path, context: int) -> Path:
+    """A model whose tokenizer knows nothing but digits."""
+    tokenizer = Tokenizer.train(["0123456789"], kind="char")
+    config = Config(vocab_size=tokenizer.vocab_size, max_seq_len=context, n_layers=1, d_model=32)
+    save_model(path, config, random_decoder(config).state_dict(), tokenizer)
+    return path
+
+
+@pytest.mark.parametrize("context", [4, 24])
+def test_measures_a_short_context_and_a_small_alphabet(
+    tmp_path: Path, context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "_ARRAY", 1 << 10)
+    done = CliRunner().invoke(app, ["bench", "generate", str(digits(tmp_path, context)), "--repeats", "1"])
+    assert done.exit_code == 0, done.output
+    prompt = context // 4
+    assert f"written: {context - prompt} tokens behind {prompt}, greedily; read: {context - 1} tokens" in done.stdout

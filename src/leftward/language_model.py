@@ -24,11 +24,11 @@ from leftward.formats.packing import WEIGHTS, with_packed_weights
 from leftward.formats.tensors import DTYPES
 from leftward.generation.beam import USED, BeamSearch, beam_search
 from leftward.generation.completions import Completion, best, gather
-from leftward.generation.decode import decode
+from leftward.generation.decode import decode, of_row
 from leftward.generation.engine import Engine, KVDtype
 from leftward.generation.requests import Event, FinishReason
 from leftward.generation.rules import Bans
-from leftward.generation.sampling import token_logprobs
+from leftward.generation.sampling import TokenLogprobs, token_logprobs
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 from leftward.generation.speculative import Speculator
 from leftward.inspection import interventions
@@ -171,9 +171,17 @@ class LanguageModel:
 
         Returns:
             A text for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
+
+        Raises:
+            UserError: as `complete`, and where one of several outputs ended in an error: `complete` gives the others.
         """
         completed = self.complete(prompt, **settings)
-        return completed.text if isinstance(completed, Completion) else [each.text for each in completed]
+        if isinstance(completed, Completion):
+            return completed.text
+        for row, each in enumerate(completed):
+            if each.error is not None:
+                raise UserError(of_row(row, len(completed), f"{each.error} (`complete` gives the others)"))
+        return [each.text for each in completed]
 
     @overload
     def complete(self, prompt: str, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
@@ -213,11 +221,13 @@ class LanguageModel:
                 is not given is as the model's generation_config.json has it.
 
         Returns:
-            One for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on.
+            One for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on. One of
+            several that can't go on, because its logits are no numbers or its rules leave nothing to choose, has the
+            finish_reason "error" and says why in `error`; the others are whole.
 
         Raises:
             UserError: unknown settings or values out of range; a prompt that is too long or that the tokenizer can't
-                write.
+                write; every output ended in an error.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         settled = self.sampling(sampling)
@@ -228,10 +238,13 @@ class LanguageModel:
             "at_context": at_context,
             "n_keep": n_keep,
             "kv_dtype": kv_dtype,
+            "raises": False,
             **self._speculation(speculative, draft),
         }
         events = self._decode(ids, samplings, truncate, prefix_embeddings, prefix_lm, how)
         completed = gather(events, ids, samplings)
+        if completed and (reason := completed[0].error) is not None and all(each.error for each in completed):
+            raise UserError(reason)
         if settled.best_of is not None:
             completed = [
                 each
@@ -322,24 +335,48 @@ class LanguageModel:
         )
         return (event.text for event in events if event.text)
 
-    def chat(self, messages: Sequence[Message], **sampling: Any) -> str:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        **sampling: Any,
+    ) -> str:
         """The assistant's answer to a conversation: {"role": "user", "content": "Hello"}, and so on.
 
         Args:
             messages: from the first one on. What stands in them is text, never a control token.
+            speculative, draft: as of `complete`.
             sampling: the fields of `Sampling`; max_tokens is 1,024 if not given.
 
         Raises:
             UserError: as `generate`; the model has no chat template, or the template refuses the conversation.
         """
-        return "".join(self.chat_stream(messages, **sampling))
+        return "".join(self.chat_stream(messages, speculative=speculative, draft=draft, **sampling))
 
-    def chat_stream(self, messages: Sequence[Message], **sampling: Any) -> Iterator[str]:
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        **sampling: Any,
+    ) -> Iterator[str]:
         """The same answer as `chat`, in pieces as they come. Raises: as `chat`, at once."""
-        events = self.chat_events(messages, self.sampling(sampling, max_tokens=CHAT_MAX_TOKENS))
+        settled = self.sampling(sampling, max_tokens=CHAT_MAX_TOKENS)
+        events = self.chat_events(messages, settled, speculative=speculative, draft=draft)
         return (event.text for event in events if event.text)
 
-    def chat_events(self, messages: Sequence[Message], sampling: Sampling, **variables: Any) -> Iterator[Event]:
+    def chat_events(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        speculative: Literal["prompt_lookup"] | None = None,
+        draft: LanguageModel | None = None,
+        **variables: Any,
+    ) -> Iterator[Event]:
         """The decoding of an answer. `variables` are what the template knows beside: tools, enable_thinking.
 
         Raises: as `chat`, at once.
@@ -360,6 +397,7 @@ class LanguageModel:
             eos_ids=self.eos_ids | self.chat_template.end_ids,
             excluded=self._excluded,
             begins_text=True,
+            **self._speculation(speculative, draft),
         )
 
     def engine(self, **options: Any) -> Engine:
@@ -383,7 +421,8 @@ class LanguageModel:
         """The decoding itself: an event a token, with the reason where a sample ends.
 
         Sample i of prompt p is row p · n + i. It has the seed that `sampling.seeded(i)` says, whatever else is in the
-        batch. With best_of there are as many as that in n's place. Raises: as `complete`, at once.
+        batch. With best_of there are as many as that in n's place. A row whose reason is an error leaves the others
+        alone; the error is raised behind the last event. Raises: as `complete`, at once.
         """
         ids, samplings = self._samples(prompts, sampling)
         how = {
@@ -432,13 +471,13 @@ class LanguageModel:
 
     def _with_prompt_logprobs(self, completed: Sequence[Completion], top: int) -> list[Completion]:
         """Prompts are read as `score` reads a text, each different one once."""
-        prompts = dict.fromkeys(each.prompt_ids for each in completed)
-        known = {}
+        prompts = dict.fromkeys(each.prompt_ids for each in completed if each.error is None)
+        known: dict[tuple[int, ...], tuple[TokenLogprobs, ...]] = {}
         for ids in prompts:
             windows = _windows([(list(ids), True)], self.config.max_seq_len, self._stride())
             of_window = self._scored(windows, lambda logits, wanted: token_logprobs(logits, wanted.tolist(), top))
             known[ids] = tuple(each for _, logprobs in of_window for each in logprobs)
-        return [dataclasses.replace(each, prompt_logprobs=known[each.prompt_ids]) for each in completed]
+        return [dataclasses.replace(each, prompt_logprobs=known.get(each.prompt_ids)) for each in completed]
 
     def _speculation(self, speculative: str | None, draft: LanguageModel | None) -> dict[str, Any]:
         """What `decode` is to be called with. Raises: UserError."""

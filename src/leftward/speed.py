@@ -22,14 +22,30 @@ from leftward.generation.requests import Request
 from leftward.generation.settings import Sampling
 from leftward.kernels.packed import Packed
 from leftward.language_model import LanguageModel, load
+from leftward.text.tokenizer import Tokenizer
 from leftward.training.precision import choose_dtype
 
 Rival = Literal["transformers", "llama.cpp"]
 RIVALS: tuple[Rival, ...] = ("transformers", "llama.cpp")
 PROMPT, OUTPUT, LONG_PROMPT, ROWS = 32, 128, 512, 16
-"""Tokens of the prompt and the output whose speed is measured, of the prompt that is only read; sequences at once."""
+"""Tokens of the prompt and the output whose speed is measured, of the prompt that is only read, all of them fewer where
+the context is short; sequences at once."""
 _COLD = "The quick brown fox jumps over the lazy dog. " * 4
 _ARRAY = 1 << 26  # fp32 numbers, 256 MB: more than any cache holds
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """In tokens."""
+
+    prompt: int
+    output: int
+    long_prompt: int
+
+    @classmethod
+    def of(cls, context: int) -> Lengths:
+        prompt = min(PROMPT, context // 4)
+        return cls(prompt, min(OUTPUT, context - prompt), min(LONG_PROMPT, context - 1))
 
 
 @dataclass
@@ -68,6 +84,7 @@ class Report:
     """Bytes/s at which this machine reads a large array, the best of five."""
     bytes_per_token: int
     """Of weights, which every token of one sequence reads."""
+    lengths: Lengths
     first_token_seconds: float
     """From the start of a process to the first token behind a short prompt; median of three."""
     speeds: list[Speed]
@@ -92,13 +109,15 @@ def measure(
         dtype: of our weights, as `load` takes it. The rivals have what they make of the file.
 
     Raises:
-        UserError: the model can't be read, a rival is not installed or can't take it, or the context is too short.
+        UserError: the model can't be read, a rival is not installed or can't take it, or the context has fewer than
+            four tokens.
     """
     if unknown := [rival for rival in rivals if rival not in RIVALS]:
         raise UserError(f"--vs {unknown[0]}: it can be {' or '.join(RIVALS)}")
     model = load(path, dtype=dtype)
-    if model.config.max_seq_len < LONG_PROMPT + 1:
-        raise UserError(f"the model's context is {model.config.max_seq_len}: {LONG_PROMPT + 1} are needed to measure")
+    if model.config.max_seq_len < 4:
+        raise UserError(f"the model's context is {model.config.max_seq_len}: 4 tokens are needed to measure")
+    lengths = Lengths.of(model.config.max_seq_len)
     contenders = [_ours(model)]
     for rival in dict.fromkeys(rivals):
         contenders.append({"transformers": _transformers, "llama.cpp": _llama_cpp}[rival](Path(path)))
@@ -107,10 +126,11 @@ def measure(
     def prompt(length: int) -> list[int]:
         return torch.randint(min(1000, model.config.vocab_size), (length,), generator=draw).tolist()
 
+    text = _writable(model.tokenizer)
     bandwidth = 0.0
     for repeat in range(repeats + 1):  # the first warms up
         for contender in contenders:
-            found = _measured(contender, prompt)
+            found = _measured(contender, prompt, lengths)
             if repeat:
                 for speeds, speed in zip((contender.prefill, contender.decode, contender.together), found, strict=True):
                     if speed is not None:
@@ -121,7 +141,8 @@ def measure(
         threads=torch.get_num_threads(),
         bandwidth=bandwidth,
         bytes_per_token=bytes_per_token(model),
-        first_token_seconds=statistics.median(_cold_start(path, dtype) for _ in range(3)),
+        lengths=lengths,
+        first_token_seconds=statistics.median(_cold_start(path, dtype, text) for _ in range(3)),
         speeds=[
             Speed(
                 name=contender.name,
@@ -135,16 +156,19 @@ def measure(
     )
 
 
-def _measured(contender: Contender, prompt: Callable[[int], list[int]]) -> tuple[float, float, float | None]:
+def _measured(
+    contender: Contender, prompt: Callable[[int], list[int]], lengths: Lengths
+) -> tuple[float, float, float | None]:
     """Prefill, decode, and several at once, in tokens/s."""
-    prefill = LONG_PROMPT / _seconds(contender.write, [prompt(LONG_PROMPT)], 1)
-    ids = [prompt(PROMPT)]
-    read, written = _seconds(contender.write, ids, 1), _seconds(contender.write, ids, OUTPUT)
-    decode = (OUTPUT - 1) / max(written - read, 1e-9)
+    n = lengths.output
+    prefill = lengths.long_prompt / _seconds(contender.write, [prompt(lengths.long_prompt)], 1)
+    ids = [prompt(lengths.prompt)]
+    read, written = _seconds(contender.write, ids, 1), _seconds(contender.write, ids, n)
+    decode = (n - 1) / max(written - read, 1e-9)
     if not contender.takes_several:
         return prefill, decode, None
-    prompts = [prompt(PROMPT) for _ in range(ROWS)]
-    return prefill, decode, ROWS * OUTPUT / _seconds(contender.write, prompts, OUTPUT)
+    prompts = [prompt(lengths.prompt) for _ in range(ROWS)]
+    return prefill, decode, ROWS * n / _seconds(contender.write, prompts, n)
 
 
 def _seconds(work: Callable[..., object], *arguments: Any) -> float:
@@ -167,11 +191,22 @@ def bytes_per_token(model: LanguageModel) -> int:
     return total
 
 
-def _cold_start(path: Path | str, dtype: str) -> float:
-    command = [sys.executable, "-m", "leftward.cli.main", "generate", str(path), _COLD, "--max-tokens", "1"]
+def _writable(tokenizer: Tokenizer) -> str:
+    """A short text, of the tokenizer's first characters where it knows no English."""
+    try:
+        tokenizer.encode(_COLD)
+    except UserError:
+        ids = (token_id for token_id in range(tokenizer.vocab_size) if token_id not in tokenizer.holes)
+        return tokenizer.decode(ids)[:PROMPT]
+    return _COLD
+
+
+def _cold_start(path: Path | str, dtype: str, text: str) -> float:
+    command = [sys.executable, "-m", "leftward.cli.main", "generate", str(path), "--dtype", dtype]
+    options = ["--max-tokens", "1", "--truncate", "left"]
 
     def run() -> None:
-        done = subprocess.run([*command, "--dtype", dtype], capture_output=True, text=True)
+        done = subprocess.run([*command, *options], input=text, capture_output=True, encoding="utf-8")
         if done.returncode:
             raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()}")
 

@@ -98,6 +98,16 @@ def test_a_seed_gives_the_same_conversation(chat: Callable[..., Done], model: Pa
     assert runs[0].stdout == runs[1].stdout and runs[0].returncode == 0
 
 
+def test_guesses_change_no_greedy_answer(chat: Callable[..., Done], model: Path) -> None:
+    asked = (model, "--greedy", "--max-tokens", "9")
+    plain = chat(*asked, stdin="fox fox fox\n")
+    assert plain.returncode == 0 and plain.stdout.strip()
+    for guesses in (("--speculative", "prompt-lookup"), ("--draft", model)):
+        assert chat(*asked, *guesses, stdin="fox fox fox\n") == plain
+    done = chat(model, "--speculative", "draft", stdin="Hi\n")
+    assert (done.returncode, done.stderr) == (2, b"leftward: speculative is 'draft': valid: prompt-lookup\n")
+
+
 def test_a_template_may_be_given(chat: Callable[..., Done], model: Path, tmp_path: Path) -> None:
     bare = save(tmp_path / "bare", 128, template=None)
     done = chat(bare, stdin="Hi\n")

@@ -17,6 +17,7 @@ import pytest
 
 from leftward import Config
 from leftward.cli import generate as command
+from leftward.cli import main
 from leftward.formats.model_directory import save_model
 from leftward.generation.settings import Sampling
 from leftward.language_model import load
@@ -175,6 +176,45 @@ def test_a_reader_that_leaves_ends_it_quietly(model: Path) -> None:
     assert process.wait(timeout=60) == 0
 
 
+def test_one_sample_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    """Behind an x there are no numbers, and some samples write one."""
+    tokenizer = Tokenizer.train(["abx"], kind="char")
+    config = Config(vocab_size=tokenizer.vocab_size, max_seq_len=16, n_layers=1, d_model=16, tie_embeddings=False)
+    decoder = random_decoder(config)
+    decoder.embed.weight.data[tokenizer.encode("x")] = float("nan")
+    save_model(tmp_path, config, decoder.state_dict(), tokenizer)
+    asked = (tmp_path, "a", "--max-tokens", "4", "--seed", "1", "-n", "9", "--temperature", "1")
+    done = leftward(*asked, "--json")
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    failed = [result["sample"] for result in results if "error" in result]
+    assert 0 < len(failed) < 9
+    for result in results:
+        ends_early = result["text"].endswith("x") and result["tokens"] < 4
+        assert (result["finish_reason"] == "error") == ends_early == ("error" in result)
+    message = f"leftward: output {failed[0] + 1} of 9: the model's logits are not finite numbers"
+    plain = leftward(*asked)
+    assert (
+        plain.stdout.decode()
+        == "\n\n".join(f"--- sample {result['sample'] + 1} of 9 ---\n{result['text']}" for result in results) + "\n"
+    )
+    for each in (done, plain):
+        assert each.returncode == 2
+        assert each.stderr.decode().startswith(message) and len(each.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_exit_code_that_a_verb_leaves_with_is_that_of_the_command(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(**_: object) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(main, "app", leave)
+    with pytest.raises(SystemExit) as left:
+        main.run()
+    assert left.value.code == code
+
+
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train([TEXT * 3], kind="bpe", vocab_size=280)
     config = Config(vocab_size=280, max_seq_len=100_000, n_layers=2, d_model=32, n_heads=4)
@@ -245,3 +285,5 @@ def test_guesses_of_a_draft_and_of_the_prompt(model: Path) -> None:
     assert result["n_accepted"] == result["n_guessed"] > 10  # its own draft
     done = leftward(model, "The", "--speculative", "yes")
     assert (done.returncode, done.stderr) == (2, b"leftward: speculative is 'yes': valid: prompt-lookup\n")
+    done = leftward(model, "The", "--speculative", "prompt-lookup", "--draft", model)
+    assert done.returncode == 2 and b"--speculative and --draft are both given" in done.stderr

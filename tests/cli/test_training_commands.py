@@ -200,6 +200,16 @@ def test_tune_prints_the_best_first_and_repeats_nothing(farm):
     assert listed.stdout.count("finished") == 4
 
 
+def test_the_recipe_of_a_run_of_a_sweep_can_be_trained_and_tuned(farm):
+    best = "named/lr=0.02,seed=1/recipe.yaml"
+    (farm / best).parent.mkdir(parents=True)
+    (farm / best).write_text((farm / "runs" / "a" / "recipe.yaml").read_text())
+    done = leftward("train", best, "--out", "again", "optimizer.lr=0.03", "--dry-run", cwd=farm)
+    assert (done.returncode, "lr: 0.03\n" in done.stdout, "max_steps: 10\n" in done.stdout) == (0, True, True)
+    done = leftward("tune", best, "training.max_steps=1", "--seeds", "1", "--out", "one", "--json", cwd=farm)
+    assert json.loads(done.stdout)["outcomes"][0]["runs"][0]["summary"]["steps"] == 1, done.stderr
+
+
 def test_find_lr_draws_and_suggests(farm):
     before = sorted(os.listdir(farm))
     done = leftward("tune", "--data", "farm.txt", *SMALL, "tokenizer.kind=char", "--find-lr", cwd=farm)

@@ -227,6 +227,13 @@ def test_every_eos_of_a_list_ends_and_none_is_shown() -> None:
         assert reasons == ["stop"]
 
 
+def test_ends_that_the_vocabulary_lacks_never_come_and_harm_nobody() -> None:
+    """Files of models name ids beyond their vocabulary, and −1 for none."""
+    plain, _, _ = run(DECODER, [PROMPT], greedy(8))
+    for min_tokens in (0, 4):
+        assert run(DECODER, [PROMPT], greedy(8, min_tokens=min_tokens), eos_ids={-1, 60, 10**9})[0] == plain
+
+
 def test_stop_ids_end_like_the_end_of_a_text_and_not_before_min_tokens() -> None:
     decoder = small_decoder()
     (ids,), (text,), _ = run(decoder, [[1, 2, 3]], greedy(8))
@@ -361,6 +368,16 @@ def test_ids_beyond_the_vocabulary_are_refused(wrong: int) -> None:
         decode(DECODER, TOKENIZER, [PROMPT, [3, wrong]], [greedy(1)] * 2)
 
 
+def test_ids_may_be_of_any_library_but_whole_numbers() -> None:
+    expected = run(DECODER, [PROMPT], greedy(5))
+    ids = torch.tensor(PROMPT)
+    for prompt in (ids, ids.numpy(), tuple(PROMPT)):
+        assert run(DECODER, [prompt], greedy(5)) == expected  # type: ignore[list-item]
+    for wrong in (1.5, "a", None):
+        with pytest.raises(UserError, match="must be token ids, which are whole numbers"):
+            decode(DECODER, TOKENIZER, [[1, wrong]], [greedy(1)])  # type: ignore[list-item]
+
+
 def test_an_empty_prompt_without_a_beginning_is_refused() -> None:
     with pytest.raises(UserError, match="the prompt is empty"):
         decode(DECODER, TOKENIZER, [[]], [greedy(1)])
@@ -372,6 +389,32 @@ def test_a_broken_model_is_an_error_and_not_noise() -> None:
         decoder.norm.weight[0] = torch.nan
     with pytest.raises(UserError, match="not finite"):
         run(decoder, [PROMPT], Sampling(seed=0))
+
+
+def damaged() -> Decoder:
+    """Nobody that reads token 7 gets numbers."""
+    decoder = small_decoder(tie_embeddings=False)
+    with torch.no_grad():
+        decoder.embed.weight[7] = torch.nan
+    return decoder
+
+
+def test_an_error_of_one_row_is_raised_when_the_others_have_ended() -> None:
+    decoder, clean = damaged(), [3, 4, 5]
+    excluded = torch.arange(60) == 7
+    (expected,), _, _ = run(decoder, [clean], greedy(12), excluded=excluded)
+    events, prompts = [], [clean, [3, 7], clean, [7]]
+    with pytest.raises(UserError, match="^output 2 of 4: the model's logits are not finite"):
+        for event in decode(decoder, TOKENIZER, prompts, [greedy(12)] * 4, excluded=excluded):
+            events.append(event)  # and the error behind them
+    for row in (0, 2):
+        assert [event.token_id for event in events if event.row == row] == expected
+    for row in (1, 3):
+        (failed,) = [event for event in events if event.row == row]
+        assert (failed.token_id, failed.finish_reason) == (None, "error")
+    ids, _, reasons = run(decoder, prompts, greedy(12), excluded=excluded, raises=False)
+    assert ids == [expected, [], expected, []]
+    assert reasons == ["length", "error", "length", "error"]
 
 
 def test_a_decoder_in_training_mode_is_refused() -> None:

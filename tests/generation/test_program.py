@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from leftward import Config
 from leftward.formats.packing import with_packed_weights
 from leftward.generation.program import Program, can_say
-from leftward.kernels import native
+from leftward.kernels import forward, native
+from leftward.kernels.forward import Op
 from leftward.model.cache import KVCache, Rows
 from leftward.model.decoder import Decoder
 from random_models import configs, random_decoder
@@ -82,6 +83,54 @@ def test_company_and_portions_change_no_bit(kind: str, config: Config, seed: int
     assert torch.equal(program.logits(every)[:3], program.logits(every[:3]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@given(st.data(), st.integers(0, 2**31))
+@settings(max_examples=30)
+def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed: int) -> None:
+    """More keys than are worked on together, heads of all widths, and groups of queries of all sizes; in portions and
+    among others the same to the bit."""
+    n_kv_heads, group = data.draw(st.sampled_from([(1, 8), (1, 3), (2, 1), (2, 5), (3, 2), (2, 4)]))
+    window = data.draw(st.sampled_from([None, None, 1, 7, 63, 64, 65, 130]))
+    config = Config(
+        vocab_size=37,
+        max_seq_len=200,
+        n_layers=2,
+        d_model=16,
+        d_ff=16,
+        n_heads=n_kv_heads * group,
+        n_kv_heads=n_kv_heads,
+        head_dim=data.draw(st.sampled_from([2, 6, 10, 20, 24, 36, 64, 72, 100, 128, 256])),
+        positions=data.draw(st.sampled_from(["rotary", "alibi", "none"])),
+        attn_softcap=data.draw(st.sampled_from([None, 2.0])),
+        attn_sinks=data.draw(st.booleans()),
+        window=window,
+        attention_pattern="G" if window is None else data.draw(st.sampled_from(["LG", "L"])),
+    )
+    decoder = random_decoder(config, seed, std=0.2)
+    program, chance = Program(decoder), random.Random(seed)
+    lengths = [chance.choice([63, 64, 65, 127, 129, 200]), chance.randint(1, 200)]
+    texts = [torch.randint(37, (n,), generator=torch.Generator().manual_seed(seed)) for n in lengths]
+    alone = [program.hidden(text[None], KVCache(config, 1, 200, dtype))[0] for text in texts]
+    with torch.inference_mode():
+        for text, ours in zip(texts, alone, strict=True):
+            expected = decoder.hidden(text[None], KVCache(config, 1, 200, dtype))[0]
+            # A number on the border between two of 8 or 16 bits goes either way.
+            assert (ours - expected).abs().max() < {torch.float32: 5e-4}.get(dtype, 0.1)
+    caches = [KVCache(config, 1, len(text), dtype, rewindable=chance.randint(0, 16)) for text in texts]
+    parts: list[list[torch.Tensor]] = [[], []]
+    most = chance.choice([3, 9, 70, 200])
+    while rows := [row for row in (0, 1) if caches[row].lengths[0] < len(texts[row])]:
+        counts = [chance.randint(1, min(most, len(texts[row]) - caches[row].lengths[0])) for row in rows]
+        ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            ids[i, :count] = texts[row][caches[row].lengths[0] :][:count]
+        hidden = program.hidden(ids, Rows([caches[row] for row in rows]), counts)
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            parts[row].append(hidden[i, :count])
+    for text_alone, together in zip(alone, parts, strict=True):
+        assert torch.equal(text_alone, torch.cat(together))
+
+
 @pytest.mark.parametrize("kind", ["q4", "q8"])
 def test_packed_weights_say_nearly_the_same(kind: str) -> None:
     config = Config(vocab_size=100, d_model=64, n_layers=2)
@@ -115,3 +164,14 @@ def test_what_it_can_not_say() -> None:
     changed = random_decoder(Config(vocab_size=10, d_model=16))
     changed.set_submodule("head", type("Other", (torch.nn.Linear,), {})(16, 10))
     assert not can_say(changed)
+
+
+def test_numbers_of_any_size_are_activated_as_pytorch_does() -> None:
+    """Far beyond where e^x is 0 or too large, too, and none stays none."""
+    gate = torch.tensor([[-1e30, -1e13, -200.0, -88.0, 0.5, 88.0, 1e13, 1e30, torch.nan]])
+    wide, out = torch.cat((gate, torch.ones_like(gate)), dim=1), torch.empty_like(gate)
+    n = gate.shape[1]
+    op = Op(kind=forward.ACTIVATE, in_=0, out=1, width=2 * n, rows=n, out_width=n)
+    op.variant = forward.ACTIVATIONS.index("swiglu")
+    forward.run((Op * 1)(op), [wide, out], 1)
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)

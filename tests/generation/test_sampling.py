@@ -489,6 +489,12 @@ def test_stop_may_be_one_text_or_a_list() -> None:
     assert Sampling.of({"temperature": 1}).temperature == 1.0
 
 
+@pytest.mark.parametrize("bias", [{"a": 1.0, 5: 2.0}, {5: 1.0, None: 2.0}, {5: 10**400}, {5: "much", "5": None}])
+def test_a_bias_that_is_none_is_one_line(bias: Any) -> None:
+    with pytest.raises(UserError, match="logit_bias is .* it must be a mapping of token ids to numbers"):
+        Sampling.of({"logit_bias": bias})
+
+
 def test_settings_are_a_key_whatever_they_were_made_from() -> None:
     one = Sampling.of({"logit_bias": {2: 1, 1: -1.5}, "bad_words": ["a", [1, 2]], "stop_ids": [7], "logprobs": 2})
     two = Sampling(logit_bias=((1, -1.5), (2, 1.0)), bad_words=("a", (1, 2)), stop_ids=(7,), logprobs=2)

@@ -264,7 +264,48 @@ def test_memory_that_is_short_changes_no_greedy_text() -> None:
     prompts = [TOKENIZER.encode("ab cd "[:i]) for i in range(1, 6)]
     requests = [Request(ids=ids, sampling=sampling, speculative="draft") for ids in prompts]
     expected, _, _ = run(decoder, [Request(ids=ids, sampling=sampling) for ids in prompts])
-    assert run(decoder, requests, nearby(decoder, 0.01), kv_bytes=2 * 16 * 4 * 300)[0] == expected
+    # As much again for what the draft holds, which is a model of the same size.
+    assert run(decoder, requests, nearby(decoder, 0.01), kv_bytes=2 * (2 * 16 * 4 * 300))[0] == expected
+
+
+def test_what_a_draft_holds_is_part_of_the_budget() -> None:
+    config = Config(vocab_size=TOKENIZER.vocab_size, max_seq_len=200, n_layers=2, d_model=32, n_heads=2)
+    of_draft = Config(vocab_size=TOKENIZER.vocab_size, max_seq_len=100, n_layers=1, d_model=16, n_heads=1)
+    decoder, draft = random_decoder(config, std=0.3), random_decoder(of_draft, std=0.3)
+    a_place, of_a_draft = 2 * 2 * 32 * 4, 2 * 1 * 16 * 4  # keys and values, layers, width, bytes a number
+    kv_bytes = 150 * (a_place + of_a_draft)
+    speculator = Speculator(config.vocab_size, draft)
+    engine = Engine(decoder, TOKENIZER, speculator=speculator, kv_bytes=kv_bytes, share_prefixes=False)
+
+    def request(way: Any, max_tokens: int = 300) -> Request:
+        return Request(ids=[5, 6, 7], sampling=Sampling(temperature=0, max_tokens=max_tokens), speculative=way)
+
+    for way in ("draft", "draft", None, "prompt_lookup"):
+        engine.submit(request(way, 60))
+    while engine.n_requests:
+        engine.step()
+        held = [state.cache.nbytes for state in speculator._states.values() if state.cache is not None]
+        rows = [job.cache.nbytes for job in engine._running if job.cache is not None]
+        assert sum(rows) + sum(held) <= engine.kv_bytes_used <= kv_bytes
+    assert engine.kv_bytes_used == 0
+    # One that fills the budget alone: the draft's own context is what its part ends at.
+    for way, places in (("draft", (kv_bytes - 100 * of_a_draft) // a_place), (None, kv_bytes // a_place)):
+        engine.submit(request(way))
+        tokens = [event for event in engine.run() if event.token_id is not None]
+        assert (len(tokens), tokens[-1].finish_reason) == (places + 1 - 3, "context")
+
+
+def test_what_an_engine_can_not_guess_with_is_refused() -> None:
+    config = Config(vocab_size=TOKENIZER.vocab_size, max_seq_len=32, n_layers=1, d_model=16, n_heads=2)
+    decoder = random_decoder(config)
+    for speculator, way, message in (
+        (None, "prompt_lookup", "speculative is 'prompt_lookup': this engine has no speculator"),
+        (Speculator(config.vocab_size), "draft", "speculative is 'draft': this engine can have prompt_lookup"),
+        (Speculator(config.vocab_size, decoder), "prompt-lookup", "can have prompt_lookup or draft"),
+    ):
+        engine = Engine(decoder, TOKENIZER, speculator=speculator)
+        with pytest.raises(UserError, match=message):
+            engine.submit(Request(ids=[5], speculative=way))  # type: ignore[arg-type]
 
 
 # ---- that fewer passes are needed

@@ -58,7 +58,7 @@ def generate(
     """
     import dataclasses
 
-    from leftward.speed import LONG_PROMPT, OUTPUT, PROMPT, ROWS, measure
+    from leftward.speed import ROWS, measure
 
     found = measure(model, dtype=cast(Weights, dtype), rivals=vs or (), repeats=repeats)
     if as_json:
@@ -83,5 +83,6 @@ def generate(
         f"{found.bytes_per_token / 1e6:,.0f} MB of weights a token, read at {found.bandwidth / 1e9:.1f} GB/s at most: "
         f"{found.decode_limit:,.0f} tokens/s are the limit, {ours.decode / found.decode_limit:.0%} of it are reached\n"
         f"first token after {found.first_token_seconds:.2f} s, from the start of the process\n"
-        f"written: {OUTPUT} tokens behind {PROMPT}, greedily; read: {LONG_PROMPT} tokens"
+        f"written: {found.lengths.output} tokens behind {found.lengths.prompt}, greedily; read: "
+        f"{found.lengths.long_prompt} tokens"
     )

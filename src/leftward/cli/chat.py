@@ -16,6 +16,7 @@ import typer
 
 from leftward import files
 from leftward.cli import INTERRUPTED
+from leftward.cli.generate import DraftOption, SpeculativeOption, check_guesses, guesses
 from leftward.cli.sampling import WeightsOption, with_sampling_options
 from leftward.errors import UserError
 from leftward.formats.directory import check_model
@@ -36,6 +37,8 @@ def chat(
     template: Annotated[
         Path | None, typer.Option(help="A chat template (Jinja) in the place of the model's own.")
     ] = None,
+    speculative: SpeculativeOption = None,
+    draft: DraftOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer, one a line.")] = False,
     dtype: WeightsOption = "stored",
 ) -> None:
@@ -44,6 +47,7 @@ def chat(
     Example: leftward chat my-model --system "Answer in one sentence." --temperature 0.7
     """
     check_model(model)
+    check_guesses(speculative, draft)
     template_text = None if template is None else files.read_text(template)
 
     from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
@@ -55,10 +59,12 @@ def chat(
     _ = language_model.chat_template  # says at once where there is none
     history = [] if system is None else [{"role": "system", "content": system}]
     settled = language_model.sampling(sampling, max_tokens=CHAT_MAX_TOKENS)
-    _converse(language_model, history, settled.seeded(), as_json)
+    _converse(language_model, history, settled.seeded(), guesses(speculative, draft, dtype), as_json)
 
 
-def _converse(model: LanguageModel, history: list[dict[str, str]], sampling: Sampling, as_json: bool) -> None:
+def _converse(
+    model: LanguageModel, history: list[dict[str, str]], sampling: Sampling, how: dict[str, Any], as_json: bool
+) -> None:
     on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     fixed, turn = len(history), 0
     if on_a_terminal:
@@ -77,7 +83,7 @@ def _converse(model: LanguageModel, history: list[dict[str, str]], sampling: Sam
         history.append({"role": "user", "content": line})
         answer, reason = "", "interrupted"
         try:
-            for event in model.chat_events(history, sampling.seeded(turn)):
+            for event in model.chat_events(history, sampling.seeded(turn), **how):
                 answer += event.text
                 reason = event.finish_reason or reason
                 if not as_json:
@@ -86,6 +92,8 @@ def _converse(model: LanguageModel, history: list[dict[str, str]], sampling: Sam
             if not on_a_terminal:
                 raise SystemExit(INTERRUPTED) from None
         except UserError as error:
+            if answer and not as_json:
+                _write("\n")
             if not on_a_terminal:
                 raise
             history.pop()

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from leftward.text.tokenizer import Tokenizer
 
 
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(metavar="prompt-lookup", help="Guess what stood in the text before: faster where it repeats."),
+]
+DraftOption = Annotated[Path | None, typer.Option(help="A smaller model that guesses, with the same tokenizer.")]
+
+
 @with_sampling_options()
 def generate(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
@@ -38,11 +45,8 @@ def generate(
     truncate: Annotated[
         str | None, typer.Option(metavar="left", help="left: drop the beginning of a prompt that is too long.")
     ] = None,
-    speculative: Annotated[
-        str | None,
-        typer.Option(metavar="prompt-lookup", help="Guess what stood in the text before: faster where it repeats."),
-    ] = None,
-    draft: Annotated[Path | None, typer.Option(help="A smaller model that guesses, with the same tokenizer.")] = None,
+    speculative: SpeculativeOption = None,
+    draft: DraftOption = None,
     num_beams: Annotated[
         int | None, typer.Option(help="Search with so many beams for what is likeliest as a whole; draw nothing.")
     ] = None,
@@ -57,12 +61,9 @@ def generate(
 
     Example: leftward generate runs/my-run "Once upon a time" --max-tokens 100 --seed 1
     """
-    choices = {"truncate": (truncate, ["left"])}
-    choices["speculative"] = (speculative, ["prompt-lookup"])
-    choices["early-stopping"] = (early_stopping, ["true", "false", "never"])
-    for name, (value, valid) in choices.items():
-        if value is not None and value not in valid:
-            raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
+    _check_choice("truncate", truncate, ["left"])
+    _check_choice("early-stopping", early_stopping, ["true", "false", "never"])
+    check_guesses(speculative, draft)
     of_beams: dict[str, Any] = {
         "length_penalty": length_penalty,
         "early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping),
@@ -76,20 +77,14 @@ def generate(
         if name in sampling and not as_json:
             raise UserError(f"--{name.replace('_', '-')} is shown with --json only: add it")
     check_model(model)
-    if draft is not None:
-        check_model(draft)
     text = _read_stdin() if prompt is None or prompt == "-" else prompt
 
-    from leftward.language_model import load  # torch takes a second or two, which no mistake above waits for
+    from leftward.generation.decode import of_row  # torch takes a second or two, which no mistake above waits for
+    from leftward.language_model import load
 
     language_model = load(model, dtype=cast(Weights, dtype))
     settled = language_model.sampling(sampling).seeded()
-    draft_model = None if draft is None else load(draft, dtype=cast(Weights, dtype))
-    how: dict[str, Any] = {
-        "truncate": truncate,
-        "speculative": None if speculative is None else "prompt_lookup",
-        "draft": draft_model,
-    }
+    how = {"truncate": truncate, **guesses(speculative, draft, dtype)}
     try:
         ends: Sequence[Event | Completion]
         if num_beams is not None or as_json or settled.best_of is not None:  # nothing is shown before all is there
@@ -102,6 +97,9 @@ def generate(
                 _print_json(completed, text, language_model.tokenizer)
             else:
                 _print_text(((i, each.text, True) for i, each in enumerate(completed)), text, settled.n)
+            for row, each in enumerate(completed):
+                if each.error is not None:
+                    raise UserError(of_row(row, len(completed), each.error))
         else:
             ends = []
             events = _noting_ends(language_model.events([text], settled, **how), ends)
@@ -124,6 +122,30 @@ def generate(
         typer.echo(f"[{n_guessed} tokens guessed, {sum(end.n_accepted for end in ends)} of them right]", err=True)
     if "seed" not in sampling and settled.temperature > 0 and not as_json and num_beams is None:
         typer.echo(f"[seed {settled.seed}]", err=True)
+
+
+def check_guesses(speculative: str | None, draft: Path | None) -> None:
+    """Raises: UserError."""
+    _check_choice("speculative", speculative, ["prompt-lookup"])
+    if speculative is not None and draft is not None:
+        raise UserError("--speculative and --draft are both given: tokens are guessed in one way or the other")
+    if draft is not None:
+        check_model(draft)
+
+
+def guesses(speculative: str | None, draft: Path | None, dtype: str) -> dict[str, Any]:
+    """The same as arguments of a LanguageModel's methods."""
+    from leftward.language_model import load
+
+    return {
+        "speculative": None if speculative is None else "prompt_lookup",
+        "draft": None if draft is None else load(draft, dtype=cast(Weights, dtype)),
+    }
+
+
+def _check_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
+    if value is not None and value not in valid:
+        raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
 
 
 def _read_stdin() -> str:
@@ -156,17 +178,22 @@ def _print_text(pieces: Iterable[tuple[int, str, bool]], prompt: str, samples: i
         title = f"--- sample {sample + 1} of {samples} ---\n" if samples > 1 else ""
         _write(("\n" if sample and title else "") + title + lead + waiting[sample])
 
-    for row, text, is_whole in pieces:
-        if shown < 0:
-            begin(shown := 0)
-        if row == shown:
-            _write(text)
-        else:
-            waiting[row] += text
-        finished[row] = finished[row] or is_whole
-        while finished[shown] and shown + 1 < samples:
+    try:
+        for row, text, is_whole in pieces:
+            if shown < 0:
+                begin(shown := 0)
+            if row == shown:
+                _write(text)
+            else:
+                waiting[row] += text
+            finished[row] = finished[row] or is_whole
+            while finished[shown] and shown + 1 < samples:
+                _write("\n")
+                begin(shown := shown + 1)
+    except UserError:  # what was written stands, and the error is a line of its own
+        if shown >= 0:
             _write("\n")
-            begin(shown := shown + 1)
+        raise
     _write("\n")
 
 
@@ -181,6 +208,8 @@ def _print_json(completed: Sequence[Completion], prompt: str, tokenizer: Tokeniz
             "tokens": len(each.ids),
             "finish_reason": each.finish_reason,
         }
+        if each.error is not None:
+            result["error"] = each.error
         if each.score is not None:
             result["score"] = each.score
         if each.n_guessed:

@@ -19,6 +19,8 @@ class Completion:
     ids: tuple[int, ...]
     """The tokens that were chosen. The last ones may be no part of the text: what ended it, a stop text."""
     finish_reason: FinishReason
+    error: str | None = None
+    """Why there is no more of it, in one line, where the reason is an error."""
     seed: int | None = None
     """It gives this output again, alone or beside others. None: of a beam, for which nothing is drawn."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
@@ -53,6 +55,7 @@ def gather(
             text="".join(event.text for event in of_row),
             ids=tuple(event.token_id for event in of_row if event.token_id is not None),
             finish_reason=next(event.finish_reason for event in of_row if event.finish_reason is not None),
+            error=of_row[-1].message,
             seed=sampling.seed,
             logprobs=None if sampling.logprobs is None else tuple(e.logprobs for e in of_row if e.logprobs is not None),
             prompt_ids=tuple(prompt),
@@ -64,5 +67,5 @@ def gather(
 
 
 def best(completions: Sequence[Completion], n: int) -> list[Completion]:
-    """The n with the highest log-probability per token, the best first."""
-    return sorted(completions, key=lambda each: each.mean_logprob, reverse=True)[:n]
+    """The n with the highest log-probability per token, the best first; those that ended in an error last."""
+    return sorted(completions, key=lambda each: (each.error is None, each.mean_logprob), reverse=True)[:n]

@@ -29,9 +29,11 @@ def decode(
     prefix_lm: bool = False,
     kv_dtype: KVDtype | None = None,
     speculator: Speculator | None = None,
+    raises: bool = True,
     **asked: Any,
 ) -> Iterator[Event]:
-    """Continue each prompt. Every row ends with one event that has a finish reason.
+    """Continue each prompt. Every row ends with one event that has a finish reason; where that is an error, the others
+    go on.
 
     Args:
         decoder: in evaluation mode.
@@ -44,11 +46,12 @@ def decode(
         prefix_lm: what is in front and the prompt see each other whole, as in the training of a prefix-LM.
         kv_dtype: as of `Engine`.
         speculator: of the model's vocabulary, where `asked` has `speculative`.
+        raises: whether the error of the first row that has one is raised when all have ended.
         asked: other fields of `Request`, the same for all.
 
     Raises:
-        UserError: a prompt is empty, too long or holds unknown ids (before anything is computed), or the model is
-            broken.
+        UserError: a prompt is empty, too long or holds unknown ids (before anything is computed); or, behind the last
+            event, a row's logits were no numbers or its rules left nothing to choose.
     """
     engine = Engine(
         decoder,
@@ -71,11 +74,20 @@ def decode(
                 **asked,
             )
         )
-    return _without_errors(engine.run())
+    return _with_error_behind(engine.run(), len(prompts)) if raises else engine.run()
 
 
-def _without_errors(events: Iterator[Event]) -> Iterator[Event]:
+def of_row(row: int, n_rows: int, message: str) -> str:
+    """What went wrong in one of several outputs."""
+    return message if n_rows == 1 else f"output {row + 1} of {n_rows}: {message}"
+
+
+def _with_error_behind(events: Iterator[Event], n_rows: int) -> Iterator[Event]:
+    messages: dict[int, str] = {}
     for event in events:
         if event.message is not None:
-            raise UserError(event.message)
+            messages[event.row] = event.message
         yield event
+    if messages:
+        first = min(messages)
+        raise UserError(of_row(first, n_rows, messages[first]))

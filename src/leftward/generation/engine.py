@@ -44,8 +44,8 @@ class Engine:
         eos_ids: tokens that end a sequence, where its request says nothing else; they are not shown.
         excluded: [V], True for ids that must not be chosen.
         max_rows: sequences in work at once; the others wait.
-        kv_bytes: memory for keys and values, of sequences in work and of stored beginnings. None: 1 GiB, or what one
-            sequence of the whole context takes where that is more.
+        kv_bytes: memory for keys and values, of sequences in work, what a draft holds of them too, and of stored
+            beginnings. None: 1 GiB, or what one sequence of the whole context takes where that is more.
         kv_dtype: of keys and values: fp32, bf16, or int8 with a scale for each token and head. None: the decoder's.
         chunk: tokens of a prompt that are read together. Prompts are divided at its multiples whatever else there is to
             do, so that their numbers don't depend on it.
@@ -84,11 +84,9 @@ class Engine:
         self.kv_dtype = decoder.dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
         self.speculator = speculator
         self._rewindable = 0 if speculator is None else speculator.most
-        whole = self._row_bytes(self.config.max_seq_len)
+        whole = self._row_bytes(self.config.max_seq_len, drafts=True)
         self.kv_bytes = max(_LEAST_KV_BYTES, whole) if kv_bytes is None else kv_bytes
-        self._most_places = self._places_of_one()
-        self.limit = min(self.config.max_seq_len, self._most_places + 1)
-        """Tokens of prompt and output of one sequence, at most: the last one needs no memory."""
+        self._most_places = {drafts: self._places_of_one(drafts) for drafts in (False, True)}
         self._prefixes = Prefixes()
         self._shares = share_prefixes
         self._waiting: deque[Job] = deque()  # by number
@@ -105,7 +103,13 @@ class Engine:
             UserError: it can never be served: its prompt is empty, too long for the context or for `kv_bytes`, or holds
                 unknown ids; or its settings name such. The engine is as it was.
         """
-        job = Job(self._n_submitted, request, self.tokenizer, self.config, self.eos_ids, self.limit)
+        kinds = () if self.speculator is None else self.speculator.kinds
+        if request.speculative not in (None, *kinds):
+            what = f"this engine can have {' or '.join(kinds)}" if kinds else "this engine has no speculator"
+            raise UserError(f"speculative is {request.speculative!r}: {what}")
+        # The last token needs no memory.
+        limit = min(self.config.max_seq_len, self._most_places[self._drafts(request)] + 1)
+        job = Job(self._n_submitted, request, self.tokenizer, self.config, self.eos_ids, limit)
         self._n_submitted += 1
         if job.left == 0:
             self._ended.append(Event(job.number, None, "", job.end))
@@ -152,27 +156,36 @@ class Engine:
 
     @property
     def kv_bytes_used(self) -> int:
-        """Of `kv_bytes`."""
-        rows = sum(job.cache.nbytes for job in self._running if job.cache is not None)
-        return rows + self._prefixes.nbytes
+        """Of `kv_bytes`. What a draft is going to hold of a sequence is used from the beginning on."""
+        return sum(map(self._used, self._running)) + self._prefixes.nbytes
 
     # ---- memory
 
-    def _row_bytes(self, n_places: int) -> int:
-        return row_bytes(self.config, n_places, self.kv_dtype, self._rewindable)
+    def _drafts(self, request: Request) -> bool:
+        return self.speculator is not None and self.speculator.drafts(request)
 
-    def _places_of_one(self) -> int:
+    def _row_bytes(self, n_places: int, drafts: bool) -> int:
+        """Of one sequence, with what a draft holds of it."""
+        of_draft = self.speculator.row_bytes(n_places) if drafts and self.speculator is not None else 0
+        return row_bytes(self.config, n_places, self.kv_dtype, self._rewindable) + of_draft
+
+    def _used(self, job: Job) -> int:
+        return 0 if job.cache is None else self._row_bytes(job.cache.capacity, self._drafts(job.request))
+
+    def _places_of_one(self, drafts: bool) -> int:
         """That the memory holds of one sequence, at most."""
         places = range(1, self.config.max_seq_len + 1)
-        most = bisect.bisect_right(places, self.kv_bytes, key=self._row_bytes)
+        most = bisect.bisect_right(places, self.kv_bytes, key=lambda n: self._row_bytes(n, drafts))
         if not most:
-            raise UserError(f"kv_bytes is {self.kv_bytes:,}: one token of this model takes {self._row_bytes(1):,}")
+            raise UserError(
+                f"kv_bytes is {self.kv_bytes:,}: one token of this model takes {self._row_bytes(1, drafts):,}"
+            )
         return most
 
     def _capacity(self, job: Job, n_places: int) -> int:
         """Memory for so many places, and no more than the job can ever need."""
         rounded = -(-n_places // _BLOCK) * _BLOCK
-        return max(n_places, min(rounded, job.most_places, self._most_places))
+        return max(n_places, min(rounded, job.most_places, self._most_places[self._drafts(job.request)]))
 
     def _fits(self, n_bytes: int, but: Node | None = None) -> bool:
         """Whether so many bytes are free, for which beginnings may have to be forgotten, `but` this one."""
@@ -186,7 +199,7 @@ class Engine:
         while self._waiting and len(self._running) < self.max_rows:
             job = self._waiting[0]
             capacity = self._capacity(job, min(job.n_before + len(job.context) + 1, job.most_places))
-            if not self._fits(self._row_bytes(capacity)):
+            if not self._fits(self._row_bytes(capacity, self._drafts(job.request))):
                 return
             self._waiting.popleft()
             self._running.append(job)
@@ -200,11 +213,13 @@ class Engine:
         assert job.cache is not None
         while n_places > job.cache.capacity:
             capacity = self._capacity(job, n_places)
-            if self._fits(self._row_bytes(capacity) - job.cache.nbytes):
+            if self._fits(self._row_bytes(capacity, self._drafts(job.request)) - self._used(job)):
                 job.cache.grow(capacity)
                 return True
             youngest = self._running.pop()
             youngest.cache = youngest.node = None
+            if self.speculator is not None:
+                self.speculator.release(youngest)
             self._waiting.appendleft(youngest)
             if youngest is job:
                 return False

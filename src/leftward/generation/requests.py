@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class Request:
     prefix_lm: bool = False
     """What is in front and the prompt see each other whole, as in the training of a prefix-LM."""
     speculative: Speculation | None = None
-    """How next tokens are guessed, where the engine has a speculator. None: not at all."""
+    """How the engine's speculator guesses next tokens. None: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,7 @@ class Job:
         self.limit = limit - self.n_before
         _check_policy(request, self.limit)
         bound = "the model's context of" if limit == config.max_seq_len else "what kv_bytes holds of one sequence,"
-        self.context = list(_fitting(request, self.limit, bound))
-        check_ids(self.context, config.vocab_size)
+        self.context = checked_ids(_fitting(request, self.limit, bound), config.vocab_size)
         eos_ids = eos_ids if request.eos_ids is None else request.eos_ids
         self.bans = Bans.of(sampling, tokenizer, config.vocab_size, eos_ids)
         self.ids = list(self.context)  # and the output so far, whatever is dropped from the context
@@ -253,10 +253,16 @@ class Job:
         return text
 
 
-def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Whole numbers of any kind, numpy's and torch's too, as a list of Python's."""
+    try:
+        checked = list(map(operator.index, ids))
+    except TypeError:
+        raise UserError("a prompt must be token ids, which are whole numbers") from None
+    if not 0 <= min(checked) <= max(checked) < vocab_size:
+        wrong = next(token_id for token_id in checked if not 0 <= token_id < vocab_size)
         raise UserError(f"token id {wrong} is not in the model's vocabulary of {vocab_size} (ids from 0)")
+    return checked
 
 
 def _fitting(request: Request, limit: int, bound: str) -> Sequence[int]:

@@ -26,7 +26,8 @@ class Bans:
 
     @classmethod
     def of(cls, sampling: Sampling, tokenizer: Tokenizer, vocab_size: int, eos_ids: Collection[int] = ()) -> Bans:
-        """Settled once for a sequence.
+        """Settled once for a sequence. Ends of texts that are not in the vocabulary, as some models' files name them,
+        never come.
 
         Raises:
             UserError: a setting names an id that is not in the vocabulary, or a bad word that the tokenizer can't
@@ -41,7 +42,8 @@ class Bans:
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:
                 raise UserError(f"{name} has the id {max(ids)}: the model's vocabulary has {vocab_size} (ids from 0)")
-        return cls(tuple(sorted(words)), tuple(sorted({*eos_ids, *sampling.stop_ids})))
+        ends = {token_id for token_id in eos_ids if 0 <= token_id < vocab_size}
+        return cls(tuple(sorted(words)), tuple(sorted(ends.union(sampling.stop_ids))))
 
 
 NO_BANS = Bans()

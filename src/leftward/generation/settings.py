@@ -157,7 +157,8 @@ class Sampling:
 def _frozen(name: str, value: Any) -> Any:
     """What `Sampling` holds for a value that a person or a JSON file wrote."""
     if name == "logit_bias" and isinstance(value, Mapping):
-        return tuple(sorted((_id(key), float(v) if type(v) is int else v) for key, v in value.items()))
+        pairs = [(_id(key), float(v) if type(v) is int and abs(v) < 2**63 else v) for key, v in value.items()]
+        return tuple(sorted(pairs) if all(map(_is_bias, pairs)) else pairs)
     if name in ("stop", "bad_words", "choice") and isinstance(value, str):
         return (value,)
     if name == "json_schema" and value is not None and not isinstance(value, str):

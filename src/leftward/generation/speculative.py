@@ -20,11 +20,11 @@ from torch import Tensor
 from leftward.errors import UserError
 from leftward.generation.rules import Guess, Row
 from leftward.generation.sampling import choose, distribution, draw_from
-from leftward.model.cache import KVCache, Rows
+from leftward.model.cache import KVCache, Rows, row_bytes
 from leftward.model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from leftward.generation.requests import Job
+    from leftward.generation.requests import Job, Request
 
 Speculation = Literal["prompt_lookup", "draft"]
 
@@ -32,7 +32,6 @@ _MOST = 16  # guesses at once: where all are right, as many tokens more for one 
 _FIRST = 4
 _SIZES = (4, 3, 2)  # of the last tokens that are looked up, the longest first
 _CHUNK = 128  # tokens of a prompt that the draft reads together
-_BLOCK = 64  # tokens by which the draft's memory grows
 
 
 class Lookup:
@@ -78,7 +77,8 @@ class Speculator:
 
     Args:
         draft: a model in evaluation mode with the engine's vocabulary; ids that only one of the two has are not
-            guessed. Its keys and values are in memory beside the engine's, for the draft's context at most.
+            guessed. Its keys and values are part of the engine's budget: of each sequence as many places as the
+            engine has, for the draft's context at most.
         excluded: [V], True for ids that must not be chosen.
         most: guesses at once.
     """
@@ -104,7 +104,7 @@ class Speculator:
                 # Where the last guess was wrong, a pair that stood there before says little.
                 least = _SIZES[-1] if state.length > 1 else _SIZES[0]
                 guesses[job] = [Guess(token_id) for token_id in state.lookup.guess(job.ids, state.length, least)]
-            elif kind == "draft" and job.request.prefix_embeddings is None:
+            elif self.drafts(job.request):
                 drafted.append(job)
         if self._draft is not None and drafted:
             guesses |= self._write(self._draft, drafted)
@@ -114,6 +114,20 @@ class Speculator:
         """So many of the guesses that were read were right."""
         state = self._state(job)
         state.length = min(self.most, 2 * state.length if n_accepted == n_proposed else n_accepted + 1)
+
+    def drafts(self, request: Request) -> bool:
+        """Whether the draft reads it, so that it takes memory for that."""
+        return self._draft is not None and request.speculative == "draft" and request.prefix_embeddings is None
+
+    def row_bytes(self, n_places: int) -> int:
+        """Of the draft's keys and values of a sequence for which the engine has so many places."""
+        draft = self._draft
+        return 0 if draft is None else row_bytes(draft.config, _capacity(draft, n_places), draft.dtype, self.most)
+
+    def release(self, job: Job) -> None:
+        """Give its memory back; how many guesses it gets stays known."""
+        if job in self._states:
+            self._states[job].cache = None
 
     def forget(self, job: Job) -> None:
         self._states.pop(job, None)
@@ -131,7 +145,11 @@ class Speculator:
         """Continue all of them, a token a pass."""
         guesses: dict[Job, list[Guess]] = {job: [] for job in jobs}
         walked = dict.fromkeys(jobs, 0)  # guesses that a constraint was told of
-        lengths = {job: min(self._state(job).length, draft.config.max_seq_len - len(job.context)) for job in jobs}
+        lengths = {}
+        for job in jobs:
+            assert job.cache is not None
+            room = _capacity(draft, job.cache.capacity) - len(job.context)
+            lengths[job] = min(self._state(job).length, room)
         going = [job for job in jobs if lengths[job] > 0]
         new = [self._unread(draft, job) for job in going]
         while going:
@@ -163,10 +181,14 @@ class Speculator:
         """What the draft is to read before it guesses. The first time, all of a prompt but its last chunk is read here;
         later, what was guessed wrongly is forgotten."""
         state, context = self._state(job), job.context
+        assert job.cache is not None
+        capacity = _capacity(draft, job.cache.capacity)
         known = 0
         if state.cache is None:
-            state.cache = KVCache(draft.config, 1, _BLOCK, draft.dtype, draft.device, rewindable=self.most)
+            state.cache = KVCache(draft.config, 1, capacity, draft.dtype, draft.device, rewindable=self.most)
         else:
+            if capacity > state.cache.capacity:
+                state.cache.grow(capacity)
             limit = min(len(state.read), len(context) - 1)
             known = next((i for i in range(limit) if state.read[i] != context[i]), limit)
             try:
@@ -187,8 +209,6 @@ class Speculator:
             state = self._state(job)
             assert state.cache is not None
             state.read = [*state.read, *tokens]
-            if len(state.read) > state.cache.capacity:
-                state.cache.grow(-(-len(state.read) // _BLOCK) * _BLOCK)
             caches.append(state.cache)
             ids[row, : len(tokens)] = torch.tensor(tokens)
         counts = [len(tokens) for tokens in new]
@@ -215,3 +235,8 @@ class Speculator:
         except UserError:
             return None
         return Guess(draw_from(probabilities, row.draw), probabilities, state.random.random())
+
+
+def _capacity(draft: Decoder, n_places: int) -> int:
+    """Of the draft's cache, for a sequence for which the engine has so many places."""
+    return min(n_places, draft.config.max_seq_len)

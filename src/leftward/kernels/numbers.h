@@ -32,9 +32,11 @@ inline void put(bf16 *place, float value) {
     place->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-// e^x to 2 ulp for |x| < 10^6, for loops that the compiler turns into vectors (Cephes' polynomial). Beyond what fp32 can
-// hold it is 0 or about 10^38; clamping whole numbers is cheap, and what is no number stays so.
+// e^x to 2 ulp, for loops that the compiler turns into vectors (Cephes' polynomial). Beyond what fp32 can hold it is 0 or
+// about 10^38; what is no number stays so.
 inline float fast_exp(float x) {
+    x = x < -104.0f ? -104.0f : x;
+    x = x > 89.0f ? 89.0f : x;
     float n = std::nearbyint(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
