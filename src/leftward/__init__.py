@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from leftward.generation.requests import Request as Request
     from leftward.generation.settings import Sampler as Sampler
     from leftward.generation.settings import Sampling as Sampling
+    from leftward.inspection.attribution import logit_attribution as logit_attribution
+    from leftward.inspection.heads import entropies as entropies
+    from leftward.inspection.heads import head_scores as head_scores
+    from leftward.inspection.heads import stream_statistics as stream_statistics
+    from leftward.inspection.interventions import activation_patching as activation_patching
+    from leftward.inspection.lens import logit_lens as logit_lens
+    from leftward.inspection.trace import Trace as Trace
+    from leftward.inspection.trace import trace as trace
     from leftward.language_model import LanguageModel as LanguageModel
     from leftward.language_model import load as load
     from leftward.model.decoder import Decoder as Decoder
@@ -50,11 +58,19 @@ _HOME = {
     "Sampler": "leftward.generation.settings",
     "Sampling": "leftward.generation.settings",
     "Tokenizer": "leftward.text.tokenizer",
+    "Trace": "leftward.inspection.trace",
+    "activation_patching": "leftward.inspection.interventions",
     "check": "leftward.proofs.checking",
+    "entropies": "leftward.inspection.heads",
+    "head_scores": "leftward.inspection.heads",
     "load": "leftward.language_model",
+    "logit_attribution": "leftward.inspection.attribution",
+    "logit_lens": "leftward.inspection.lens",
     "plan": "leftward.planning",
     "preset": "leftward.presets",
     "resume": "leftward.runs",
+    "stream_statistics": "leftward.inspection.heads",
+    "trace": "leftward.inspection.trace",
     "train": "leftward.runs",
 }
 
@@ -72,12 +88,20 @@ __all__ = [
     "Sampler",
     "Sampling",
     "Tokenizer",
+    "Trace",
     "__version__",
+    "activation_patching",
     "check",
+    "entropies",
+    "head_scores",
     "load",
+    "logit_attribution",
+    "logit_lens",
     "plan",
     "preset",
     "resume",
+    "stream_statistics",
+    "trace",
     "train",
 ]
 

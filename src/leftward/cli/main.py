@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import io
 import os
 import sys
@@ -23,10 +24,12 @@ from leftward.cli import (
     check,
     convert,
     data,
+    explore,
     generate,
     inspect_file,
     plan,
     quickstart,
+    report,
     runs,
     train,
     tune,
@@ -49,6 +52,8 @@ app.command()(runs.runs)
 app.command("eval")(evaluation.evaluate)
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(explore.explore)
+app.command()(report.report)
 app.command()(plan.plan)
 app.command()(convert.convert)
 app.command()(inspect_file.inspect_file)
@@ -79,6 +84,9 @@ def _options(
 
 def run() -> None:
     """The entry point."""
+    # Libraries and vocabularies are hundreds of thousands of objects that stay: to look through them again and again
+    # for what could go would be a tenth of the time to a first token.
+    gc.set_threshold(50_000, 20, 50)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever called us
@@ -91,7 +99,7 @@ def run() -> None:
         if code == INTERRUPTED:  # Ctrl-C where no verb answers it: while it is loading
             _leave("interrupted", INTERRUPTED)
     except SystemExit as leaving:
-        if leaving.code != 1:
+        if leaving.code != 1 or not isinstance(leaving.__context__, BrokenPipeError):
             raise
         sys.exit(0)  # Typer's answer to a reader of stdout that has seen enough
     except UserError as error:
