@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -203,14 +204,19 @@ def _writable(tokenizer: Tokenizer) -> str:
 
 def _cold_start(path: Path | str, dtype: str, text: str) -> float:
     command = [sys.executable, "-m", "leftward.cli.main", "generate", str(path), "--dtype", dtype]
-    options = ["--max-tokens", "1", "--truncate", "left"]
-
-    def run() -> None:
-        done = subprocess.run([*command, *options], input=text, capture_output=True, encoding="utf-8")
-        if done.returncode:
-            raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-
-    return _seconds(run)
+    command += ["--max-tokens", "1", "--truncate", "left"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as given, tempfile.TemporaryFile("w+") as said:
+        given.write(text)
+        given.seek(0)
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=said) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            seconds = time.perf_counter() - began
+        if process.returncode:
+            said.seek(0)
+            raise UserError(f"{' '.join(command)} failed: {said.read().strip()}")
+    return seconds
 
 
 def _ours(model: LanguageModel) -> Contender:

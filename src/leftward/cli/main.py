@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2; anything else is a bug a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import gc
@@ -87,6 +88,7 @@ def run() -> None:
     # Libraries and vocabularies are hundreds of thousands of objects that stay: to look through them again and again
     # for what could go would be a tenth of the time to a first token.
     gc.set_threshold(50_000, 20, 50)
+    atexit.register(gc.freeze)  # nor does the interpreter look through them before it ends, which took most of a second
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever called us
