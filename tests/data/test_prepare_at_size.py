@@ -496,6 +496,26 @@ def test_near_copies_of_scripts_without_spaces(tmp_path: Path) -> None:
     assert dataset.index["report"]["left_out"]["near_copies"] == 1
 
 
+def test_documents_of_signs_alone_are_not_all_alike(tmp_path: Path) -> None:
+    signs = ["!!! ???", "{}[]();", "😀 😀 🚀", "— — — …", "★☆★ ☆☆"]
+    words = [f"number {n} speaks of {n * n} sheep and of {n + 7} wolves" for n in range(20)]
+    settings = Settings(paths=(write(tmp_path / "a.jsonl", [*signs, signs[2], *words]),), dedup="near")
+    _, dataset = prepare(settings, tmp_path / "out", seed=1)
+    assert dataset.train.documents + dataset.val.documents == len(signs) + len(words)
+    assert dataset.index["report"]["left_out"]["near_copies"] == 0
+
+
+@pytest.mark.parametrize("threshold, copies", [(0.001, 3), (0.9, 2), (0.99, 1), (1.0, 1)])
+def test_near_copies_at_every_threshold(tmp_path: Path, threshold: float, copies: int) -> None:
+    # A changed word is in 5 of 400 runs of words: 395 of 405 are in both, 0.975. Of half the text 199 of 405 are, 0.49.
+    one = [f"word{n}" for n in range(404)]
+    texts = [one, [*one[:200], "other", *one[201:]], [*one[:203], *["and"] * 201], one[::-1]]
+    lines = [*map(" ".join, texts), " ".join(one) + "!", *(f"alone {n} {n * n} {n + 3} {n + 5}" for n in range(20))]
+    settings = Settings(paths=(write(tmp_path / "a.jsonl", lines),), dedup="near", near_threshold=threshold)
+    _, dataset = prepare(settings, tmp_path / "out", seed=1)
+    assert dataset.index["report"]["left_out"]["near_copies"] == copies
+
+
 def test_near_copies_need_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(UserError, match="needs datasketch: pip install datasketch"):

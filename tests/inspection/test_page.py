@@ -5,6 +5,7 @@ Any request to another address than the test's own server fails the test, and so
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import leftward as lw
 from leftward.generation.rules import Bans, Row
 from leftward.generation.sampling import distribution
 from leftward.inspection.server import Explorer
+from leftward.language_model import LanguageModel
+from leftward.text.tokenizer import Tokenizer
+from random_models import random_decoder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -166,9 +170,11 @@ def test_the_keyboard_alone(page: Any, url: str) -> None:
     page.keyboard.press(",")
     says(page, "[data-figure=attention] figcaption", "Layer 1, head 0")
     page.keyboard.press("ArrowUp")
-    assert "token=8" in page.url and page.locator(".token.locked").get_attribute("data-position") == "8"
+    page.wait_for_url(re.compile("token=8"))
+    assert page.locator(".token.locked").get_attribute("data-position") == "8"
     page.keyboard.press("Escape")
-    assert "token=" not in page.url and page.locator(".token.locked").count() == 0
+    page.wait_for_url(lambda address: "token=" not in address)
+    assert page.locator(".token.locked").count() == 0
     page.keyboard.press("t")
     rows = page.locator('figure[data-figure="attention-row"] table tbody tr')
     assert rows.count() == 10  # what position 9 sees in layer 1, which has no window
@@ -301,6 +307,50 @@ def test_a_report_from_a_file(browser: Any, tmp_path: Path) -> None:
         go(page, f"{address}#step=2&mask=window&size=7&layer=1")
         page.locator(".not-here").first.wait_for()
         assert "leftward explore" in page.locator(".not-here").first.inner_text()
+
+
+MARKUP = '<b onclick=x></b></script><script>document.title="run"</script><img src=x onerror=document.title="run">'
+ODD = f"{MARKUP} é 🙂👩‍👩‍👧\n\t שלום \u202eabc\u0000"
+SHAPES: dict[str, dict[str, Any]] = {
+    "one of everything": {"n_layers": 1, "n_heads": 1, "d_model": 8, "positions": "none", "tie_embeddings": False},
+    "mixture, parallel": {"n_experts": 4, "n_experts_per_token": 2, "d_shared": 12, "block": "parallel"},
+    "post-norm, learned": {"block": "post", "norm": "layernorm", "norm_bias": True, "positions": "learned"},
+    "sinks, windows": {"block": "sandwich", "attn_sinks": True, "attn_softcap": 2.0, "window": 3, "qkv_bias": True},
+    "alibi, multi-query": {"block": "output", "positions": "alibi", "n_heads": 6, "d_model": 48, "n_kv_heads": 1},
+    "sinusoidal": {
+        "block": "parallel_shared",
+        "positions": "sinusoidal",
+        "feed_forward": "gelu",
+        "norm_weight": "none",
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(ODD, 3), ("", 0)], ids=["odd", "one token"])
+def test_any_model_and_any_text(browser: Any, shape: str, prompt: str, max_tokens: int) -> None:
+    """Every step shows every kind of model, and texts whose tokens are markup, bytes, or nothing but a beginning."""
+    tokenizer = Tokenizer.train([MARKUP * 9], vocab_size=290)
+    fields = {"n_layers": 2, "n_heads": 2, "d_model": 16, "max_seq_len": 256} | SHAPES[shape]
+    model = LanguageModel(random_decoder(lw.Config(vocab_size=tokenizer.vocab_size, **fields)), tokenizer)
+    made = Explorer(model, MARKUP)
+    made.first(prompt, max_tokens=max_tokens, seed=1)
+    with listening(made) as url:
+        for page in watched(browser, allowed=url):
+            go(page, url)
+            for number, title in enumerate(STEPS, 1):
+                page.keyboard.press(str(number))
+                page.wait_for_load_state("networkidle")
+                assert page.locator("main h1").inner_text() == f"{number}. {title}"
+                for table in (False, True):
+                    if table:
+                        page.keyboard.press("t")
+                    said = page.locator("main").text_content()
+                    assert not re.search(r"\bNaN\b|undefined|Infinity|\bnull\b|\[object", said), said
+                    assert page.locator(".not-here").count() == 0
+            page.wait_for_selector(".checks li.holds")
+            assert page.locator(".checks li.fails").count() == 0
+            assert page.title() == "leftward" and page.locator("#page img, #page b, #page script").count() == 0
 
 
 def test_a_long_text_does_not_freeze_the_page(browser: Any) -> None:

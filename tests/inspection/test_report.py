@@ -69,3 +69,12 @@ def test_a_saved_trace_makes_the_same_report(trace: Trace, tmp_path: Path) -> No
     trace.report(tmp_path / "a.html")
     Trace.load(tmp_path / "a.lwtrace").report(tmp_path / "b.html")
     assert parts_in((tmp_path / "a.html").read_text()).keys() == parts_in((tmp_path / "b.html").read_text()).keys()
+
+
+def test_a_part_that_is_named_like_markup_stays_a_name(trace: Trace) -> None:
+    """Of a file that somebody sent: neither what a report holds nor what it leaves out becomes markup."""
+    name = "</script><script>alert(1)</script><!--TITLE-->"
+    parts = [trace.part("about"), Part(name, {name: name}), Part(f"{name}2", {}, {name: list(range(500_000))})]
+    page = whole_page(Trace(parts=parts), max_mb=1.0)
+    assert "left_out" in page and "alert(1)" in page
+    assert "<script>alert" not in page and "</script><script>" not in page

@@ -148,6 +148,47 @@ def test_damaged_files_are_errors_of_one_line(trace: Trace, tmp_path: Path) -> N
         Trace.load(tmp_path / "absent.lwtrace")
 
 
+def container(header: bytes, body: bytes = b"") -> bytes:
+    return b"LWP1" + len(header).to_bytes(4, "little") + header + body
+
+
+def header_of(**fields: Any) -> bytes:
+    array = {"name": "w", "dtype": "f32", "shape": [2], "offset": 0}
+    array |= {key: fields.pop(key) for key in tuple(fields) if key in array}
+    whole = {"version": 1, "name": "about", "params": {}, "data": {}, "arrays": [array]}
+    return json.dumps(whole | fields).encode()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(header_of(shape=shape) for shape in ([2**62, 2**62], [0, 2**62, 2**62], [0, 2**70], [0] * 9, [-1], [True])),
+        *(header_of(offset=offset) for offset in (1 << 80, -1, 4, None)),
+        *(header_of(dtype=dtype) for dtype in ([], {}, "f64", None)),
+        *(header_of(data=data) for data in ({"a": "\ud800"}, {"\udfff": 1}, [])),
+        *(b'{"a":' * depth + b"1" + b"}" * depth for depth in (100, 900, 100_000)),
+        *(header_of(params=params) for params in ({"layer": float("nan")}, {"layer": [1]}, [])),
+        header_of(arrays=[[]]),
+        b'{"version":' + b"9" * 6000 + b"}",
+    ],
+)
+def test_hostile_headers_are_errors_of_one_line(header: bytes) -> None:
+    with pytest.raises(UserError) as error:
+        Part.from_bytes(container(header, bytes(8)))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+def test_what_is_read_can_be_written(tmp_path: Path) -> None:
+    """A file whose beginning says less than a page needs is refused as it is read, not as it is shown."""
+    path = tmp_path / "a.lwtrace"
+    for data in ({}, {"name": 1, "tokens": [], "prompt": ""}, {"name": "a", "tokens": [5], "prompt": ""}):
+        content = Part("about", {}, data).to_bytes()
+        index = json.dumps({"version": 1, "parts": [[0, len(content)]]}).encode()
+        path.write_bytes(b"LWT1" + len(index).to_bytes(4, "little") + index + content)
+        with pytest.raises(UserError, match="does not say what it is about"):
+            Trace.load(path)
+
+
 # ---- questions
 
 
@@ -174,7 +215,8 @@ def test_wrong_prompts_and_settings(tokenizer: Tokenizer) -> None:
         lw.trace(model, "the cat", most_tokens=4)
     with pytest.raises(UserError, match="one text"):
         lw.trace(model, "the", n=2)
-    assert len(subject_of(lw.trace(model, "the", most_tokens=6)).ids) <= 6
+    filled = subject_of(lw.trace(model, "the", most_tokens=6, max_tokens=20))
+    assert len(filled.ids) <= 6 and filled.sampling.max_tokens == 20  # as asked: a page asks the same of another text
     assert len(subject_of(lw.trace(model, "the", max_tokens=0)).events) == 0
 
 

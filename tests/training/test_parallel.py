@@ -347,6 +347,18 @@ def test_what_is_wrong_on_one_rank_or_on_all_ends_all_with_one_line(recipe, tmp_
     assert not (tmp_path / "other").exists()
 
 
+def test_torchrun_lets_the_words_out(recipe, tmp_path):
+    """It ends all ranks as soon as one has ended, which is not the one that speaks."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(Recipe.from_dict(recipe_of(recipe, tmp_path / "run") | {"training": {"batch_size": 8}}).to_yaml())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun, "-m", "leftward", "train", path], capture_output=True, text=True, env=environment)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("leftward: ")]
+    assert "training.batch_size 8 is not divisible by 3 ranks: take a multiple of 3, or fewer ranks" in line
+    assert not (tmp_path / "run").exists()
+
+
 # ---- without any rank
 
 

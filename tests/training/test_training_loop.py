@@ -295,6 +295,22 @@ def test_a_missing_history_is_named(recipe):
         run.history  # noqa: B018
 
 
+def test_a_directory_whose_run_was_killed_before_it_had_a_recipe_is_free(recipe):
+    directory = Path(recipe["out"])
+    directory.mkdir(parents=True)
+    (directory / ".lock").touch()
+    (directory / "recipe.yaml.tmp").write_text("seed: ")
+    lw.train(recipe)
+    assert not list(directory.glob("*.tmp"))
+
+
+def test_a_run_goes_to_the_home_directory(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    run = lw.train({**recipe, "out": "~/runs/a"})
+    assert run.directory == tmp_path / "home" / "runs" / "a"
+    assert run.summary["steps"] == recipe["training"]["max_steps"]
+
+
 def test_a_used_directory_is_never_written_to(recipe):
     run = lw.train(recipe)
     before = sorted(os.listdir(run.directory))

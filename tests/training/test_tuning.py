@@ -142,6 +142,15 @@ def test_a_mistake_is_said_before_anything_is_trained(short, tmp_path, arguments
     assert not (tmp_path / "sweep").exists()
 
 
+def test_what_was_killed_before_it_had_a_recipe_is_begun_anew(short, tmp_path):
+    directory = tmp_path / "sweep" / "seed=1"
+    directory.mkdir(parents=True)
+    (directory / ".lock").touch()
+    (directory / "recipe.yaml.tmp").write_text("seed: ")
+    (outcome,) = tune(short, out=tmp_path / "sweep")
+    assert outcome.trials[0].summary["steps"] == 3
+
+
 def test_a_directory_of_another_recipe_is_left_alone(short, tmp_path):
     tune(short, out=tmp_path / "sweep")
     before = (tmp_path / "sweep" / "seed=1" / "summary.json").read_bytes()
@@ -190,6 +199,15 @@ def test_the_range_test_leaves_nothing_and_suggests_about_the_same_from_wherever
         suggested.append(found.rates["optimizer.adamw_lr"])
     assert 1 / 4 < suggested[0] / suggested[1] < 4
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_the_range_test_takes_every_step_and_saves_none_for_good(recipe, monkeypatch):
+    saved = []
+    monkeypatch.setattr(loop.checkpoint, "save", lambda *_, **kwargs: saved.append(kwargs["keep_every"]))
+    expected = tuning.find_rates(recipe, Observer(), steps=100)
+    recipe["training"] |= {"skip_spikes": 0.01, "save_interval": 1, "keep_every": 1}
+    assert tuning.find_rates(recipe, Observer(), steps=100) == expected
+    assert set(saved) <= {None} and len(saved) < 10
 
 
 def test_a_range_that_teaches_nothing_is_said(recipe):

@@ -22,6 +22,7 @@ from leftward.formats.directory import check_model
 from leftward.formats.kinds import Weights
 
 PROMPT = "The cat sat on the mat. The dog sat on the"
+_ENDS_WITHIN = 5.0  # seconds
 IDLE = (
     *("typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop"),
     *("stop_ids", "min_tokens", "n", "best_of", "logprobs", "prompt_logprobs"),
@@ -34,7 +35,9 @@ IDLE = (
 def explore(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
     sampling: dict[str, Any],
-    prompt: Annotated[str, typer.Argument(help="The text to begin with; the page takes others.")] = PROMPT,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to begin with; the page takes others.", show_default=PROMPT)
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen. Anything but this machine's own lets others ask.")] = (
         "127.0.0.1"
     ),
@@ -64,15 +67,18 @@ def explore(
 
     from leftward.inspection.following import follow as follow_run  # torch takes a second or two
     from leftward.inspection.server import Explorer, serve
+    from leftward.inspection.subject import opening
     from leftward.language_model import load
 
     typer.echo("[reading the model]", err=True)
     language_model = load(model, dtype=cast(Weights, dtype))
     explorer = Explorer(language_model, model.name, most_tokens, directory, follows=follow)
-    explorer.first(prompt, **{"max_tokens": 20, **sampling})
+    begins = opening(language_model, PROMPT, most_tokens) if prompt is None else prompt
+    explorer.first(begins, **{"max_tokens": 20, **sampling})
     ended = threading.Event()
     if follow and directory is not None:
-        threading.Thread(target=follow_run, args=(explorer, directory, ended), daemon=True).start()
+        arguments = (explorer, directory, ended, cast(Weights, dtype))
+        threading.Thread(target=follow_run, args=arguments, daemon=True).start()
 
     def ready(url: str) -> None:
         typer.echo(f"[{url} – Ctrl-C ends it]", err=True)
@@ -108,10 +114,19 @@ def following(directory: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_ENDS_WITHIN)
+        except subprocess.TimeoutExpired:  # it is in the middle of an answer
+            process.kill()
+            process.wait()
 
 
 def _wait_for_weights(directory: Path) -> None:
-    """A run has its first ones when its data are prepared."""
-    while not (directory / "model.safetensors").is_file():
+    """A run has its first ones when its data are prepared. Raises: UserError: it is no directory."""
+    if directory.is_file():
+        raise UserError(f"{directory} is a file: --follow takes the directory of a run")
+    weights = directory / "model.safetensors"
+    if not weights.is_file():
+        typer.echo(f"[waiting for {weights}]", err=True)
+    while not weights.is_file():
         time.sleep(1)

@@ -18,7 +18,7 @@ from leftward.formats.kinds import Weights
 def report(
     model: Annotated[Path, typer.Argument(help="A run or model directory, a .gguf file, or owner/name on the hub.")],
     sampling: dict[str, Any],
-    prompt: Annotated[str, typer.Argument(help="The text to look at.")] = PROMPT,
+    prompt: Annotated[str | None, typer.Argument(help="The text to look at.", show_default=PROMPT)] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("report.html"),
     max_mb: Annotated[float, typer.Option(help="Its size at most; what matters less is left out.")] = 20.0,
     trace_file: Annotated[
@@ -34,12 +34,14 @@ def report(
         raise UserError(f"max-mb is {max_mb:g}: it must be above 0")
     check_model(model)
 
-    from leftward.inspection.trace import trace  # torch takes a second or two
+    from leftward.inspection.subject import opening  # torch takes a second or two
+    from leftward.inspection.trace import trace
     from leftward.language_model import load
 
     language_model = load(model, dtype=cast(Weights, dtype))
     directory = model if (model / "recipe.yaml").is_file() else None
-    made = trace(language_model, prompt, name=model.name, directory=directory, **{"max_tokens": 20, **sampling})
+    begins = opening(language_model, PROMPT, language_model.config.max_seq_len) if prompt is None else prompt
+    made = trace(language_model, begins, name=model.name, directory=directory, **{"max_tokens": 20, **sampling})
     made.report(output, max_mb)
     if trace_file is not None:
         made.save(trace_file)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leftward.cli import INTERRUPTED, STARTED
+from leftward.cli.explore import following
 from leftward.errors import UserError
 from leftward.training.progress import Interrupted
 
@@ -50,6 +51,9 @@ def train(
             min=1, help="With --dry-run: what each of so many ranks would hold and send, without starting any."
         ),
     ] = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Beside it a page that shows the newest weights from inside.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
     """Train a model on text, from a recipe or with the defaults.
@@ -68,7 +72,8 @@ def train(
         with _ranks() as tells:
             from leftward import runs
 
-            run = watched(functools.partial(runs.resume, resume, *arguments), tells)
+            with following(resume) if explore and tells else contextlib.nullcontext():
+                run = watched(functools.partial(runs.resume, resume, *arguments), tells)
             if tells:
                 show_result(run, as_json)
         return
@@ -86,7 +91,13 @@ def train(
             typer.echo(sized, err=True)
         from leftward import runs
 
-        run = watched(functools.partial(runs.train, recipe), tells)
+        with contextlib.ExitStack() as stack:
+            if explore and tells:
+                from leftward.training.directory import directory_of
+
+                recipe = recipe.model_copy(update={"out": str(directory_of(recipe))})
+                stack.enter_context(following(Path(str(recipe.out))))
+            run = watched(functools.partial(runs.train, recipe), tells)
         if tells:
             show_result(run, as_json)
 
@@ -121,12 +132,17 @@ def _rehearse(recipe: Recipe, values: dict[str, Any], ranks: int | None, as_json
     typer.echo(recipe.to_yaml(), nl=False)
 
 
+def names_recipe(arguments: list[str]) -> bool:
+    """Whether the first of RECIPE and settings is a recipe: a file may have a "=" in its name, as those of tune do."""
+    return bool(arguments) and ("=" not in arguments[0] or os.path.isfile(arguments[0]))  # noqa: PTH113 - never raises
+
+
 def recipe_values(arguments: list[str], data: list[str] | None, out: str | None) -> dict[str, Any]:
     """What a recipe and settings make, with --data and --out laid over them."""
     from leftward.overrides import override
     from leftward.training.recipe import read_recipe
 
-    named = arguments and "=" not in arguments[0]
+    named = names_recipe(arguments)
     values = override(read_recipe(arguments[0]) if named else {}, arguments[1:] if named else arguments)
     if data:
         section = values.get("data")

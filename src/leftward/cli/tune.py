@@ -44,7 +44,7 @@ def tune(
 
     Example: leftward tune shakespeare-char --data input.txt optimizer.lr=0.01,0.02,0.04 --seeds 3
     """
-    from leftward.cli.train import recipe_values
+    from leftward.cli.train import names_recipe, recipe_values
     from leftward.training import tuning
     from leftward.training.watcher import Watcher
 
@@ -53,7 +53,7 @@ def tune(
         raise UserError("nothing to tune: give a recipe, or text with --data PATH (`leftward tune --help`)")
     if find_lr and out is not None:
         raise UserError("--find-lr keeps no run: leave --out away")
-    n_named = int(bool(arguments) and "=" not in arguments[0])
+    n_named = int(names_recipe(arguments))
     try:
         with Watcher() as watcher:
             if find_lr:

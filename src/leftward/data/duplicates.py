@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from leftward.errors import missing_extra
 
 PERMUTATIONS = 128
+_HIGHEST_INDEXED = 0.95
 _WORDS = 5
 # Thai, Lao, Burmese, Khmer, Chinese and Japanese put no spaces between words: there a character stands for one.
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"
@@ -38,7 +39,7 @@ def signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
 
         blank = MinHash(PERMUTATIONS, hashfunc=zlib.crc32)
         for row, text in zip(found, texts, strict=True):
-            words = _WORD.findall(text)
+            words = _WORD.findall(text) or text.split()  # of signs alone, which else would all be alike
             runs = [" ".join(words[i : i + _WORDS]).encode() for i in range(max(1, len(words) - _WORDS + 1))]
             minhash = blank.copy()
             minhash.update_batch(runs)
@@ -72,7 +73,8 @@ def near_copies(signed: NDArray[Any], order: Iterable[int], threshold: float) ->
     """
     from datasketch import MinHash, MinHashLSH
 
-    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    # It only proposes, and of the highest thresholds it can't make an index.
+    index = MinHashLSH(threshold=min(threshold, _HIGHEST_INDEXED), num_perm=PERMUTATIONS)
     blank = MinHash(PERMUTATIONS)
     copies = np.zeros(len(signed), dtype=np.bool_)
     for document in order:

@@ -7,14 +7,16 @@ import threading
 from pathlib import Path
 
 from leftward.errors import UserError
-from leftward.inspection.server import Explorer
+from leftward.formats.kinds import Weights
+from leftward.inspection.server import SETTINGS, Explorer
 from leftward.language_model import load
 
 WEIGHTS = "model.safetensors"
 _LOOKED_EVERY = 2.0  # seconds
+_KEPT = 2  # texts: the newest, and the one that a page still shows; each holds the weights that it was read with
 
 
-def follow(explorer: Explorer, directory: Path, until: threading.Event) -> None:
+def follow(explorer: Explorer, directory: Path, until: threading.Event, dtype: Weights = "stored") -> None:
     """Look for newer weights in a run's directory until the event comes. To be called in a thread of its own."""
     seen = published(directory)
     while not until.wait(_LOOKED_EVERY):
@@ -22,7 +24,7 @@ def follow(explorer: Explorer, directory: Path, until: threading.Event) -> None:
         if newest == seen:
             continue
         with contextlib.suppress(UserError):  # it is being written: next time
-            read_anew(explorer, directory)
+            read_anew(explorer, directory, dtype)
             seen = newest
 
 
@@ -33,13 +35,15 @@ def published(directory: Path) -> int:
     return 0
 
 
-def read_anew(explorer: Explorer, directory: Path) -> None:
+def read_anew(explorer: Explorer, directory: Path, dtype: Weights = "stored") -> None:
     """The newest text of the page, with the newest weights. Raises: UserError: they can't be read now."""
-    model = load(directory)
+    model = load(directory, dtype=dtype)
     with explorer.lock:
         before = explorer.get(None).subject
         assert before is not None  # an explorer's traces are live
         sampling = before.sampling
-        settings = {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p")}
+        settings = {name: getattr(sampling, name) for name in SETTINGS}
         explorer.model = model
-        explorer.add(list(before.ids[: before.n_prompt]), settings | {"seed": sampling.seed}, lambda: False)
+        explorer.add(list(before.ids[: before.n_prompt]), settings, lambda: False)
+        while len(explorer.traces) > _KEPT:
+            explorer.traces.popitem(last=False)

@@ -58,7 +58,7 @@ class Part:
             "version": VERSION,
             "name": self.name,
             "params": dict(self.params),
-            "data": _finite(dict(self.data)),
+            "data": _plain(dict(self.data)),
             "arrays": listed,
         }
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
@@ -92,9 +92,9 @@ def read_header(content: bytes, magic: bytes) -> tuple[dict[str, Any], int]:
     if len(content) < 8 or start > len(content):
         damaged("its header is cut short")
     try:
-        header = json.loads(content[8:start].decode())
+        header = _plain(json.loads(content[8:start].decode()))
     except (ValueError, RecursionError):
-        damaged("its header is no JSON")
+        damaged("its header is no JSON, or no text that can be written again")
     if not isinstance(header, dict):
         damaged("its header is no JSON object")
     return header, start
@@ -116,20 +116,29 @@ def _array(entry: Any, content: bytes, start: int) -> tuple[str, Array]:
     if not isinstance(entry, dict):
         damaged("an array has no description")
     name, dtype, shape, offset = (entry.get(key) for key in ("name", "dtype", "shape", "offset"))
-    if not isinstance(name, str) or dtype not in _DTYPES:
+    if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in _DTYPES:
         damaged("an array has no name, or a kind of number that is not known")
     if not isinstance(shape, list) or len(shape) > 8 or any(type(n) is not int or n < 0 for n in shape):
-        damaged(f"the array {name!r} has no shape")
+        damaged(f"the array {name[:40]!r} has no shape")
     count = math.prod(shape)
+    if not count and math.prod(n or 1 for n in shape) > len(content):
+        damaged(f"the array {name[:40]!r} holds nothing, and says to be large")
     if type(offset) is not int or offset < 0 or start + offset + count * _DTYPES[dtype].itemsize > len(content):
-        damaged(f"the array {name!r} is cut short")
+        damaged(f"the array {name[:40]!r} is cut short")
     return name, np.frombuffer(content, _DTYPES[dtype], count, start + offset).reshape(shape)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no word for infinity, and browsers read none."""
+def _plain(value: Any, room: int = 64) -> Any:
+    """What JSON can say and browsers can read: no infinity, no half of a surrogate pair, no nesting without end.
+
+    Raises: ValueError: it says one of the latter two.
+    """
+    if not room:
+        raise ValueError("it is nested too deeply")
     if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
+        return {_plain(str(key)): _plain(each, room - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_plain(each, room - 1) for each in value]
+    if isinstance(value, str):
+        value.encode()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -86,7 +86,7 @@ def whole_page(trace: Trace, max_mb: float = 20.0) -> str:
         embedded.append(block)
     if not any('data-part="about"' in block for block in embedded):
         raise UserError(f"a report of {max_mb:g} MB has no room for its own page: raise --max-mb")
-    remark = json.dumps({"left_out": left_out, "max_mb": max_mb})
+    remark = json.dumps({"left_out": left_out, "max_mb": max_mb}).replace("<", "\\u003c")  # a file's names may say all
     blocks = "\n".join((*embedded, f'<script type="application/json" id="report">{remark}</script>'))
     return assets.page(blocks, title=f"{trace.part('about').data['name']} – leftward")
 

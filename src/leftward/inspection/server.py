@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from leftward.language_model import LanguageModel
 _MOST_BODY = 1 << 20
 _KEPT_TRACES = 8
 _KEPT_TOKENS = 8192  # of all traces: a reading of a long text takes hundreds of megabytes
-_SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 _ASKED_EVERY = 0.1  # seconds, whether somebody still waits
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class Explorer:
     follows: bool = False
     """Whether newer weights may come (following.py), so that a page asks again and again."""
 
-    def first(self, prompt: str, **settings: Any) -> str:
+    def first(self, prompt: str | Sequence[int], **settings: Any) -> str:
         """Make the trace that a page shows when it opens. Raises: UserError."""
         return self.add(prompt, settings, lambda: False)
 
@@ -228,8 +228,8 @@ def _asked(content: bytes) -> tuple[Any, dict[str, Any]]:
     is_ids = isinstance(prompt, list) and prompt and all(type(token_id) is int for token_id in prompt)
     if not isinstance(prompt, str) and not is_ids:
         raise UserError("prompt must be a text or a list of token ids")
-    if unknown := [name for name in given if name not in _SETTINGS]:
-        raise UserError(f"unknown setting {unknown[0][:40]!r}: valid are {', '.join(_SETTINGS)}")
+    if unknown := [name for name in given if name not in SETTINGS]:
+        raise UserError(f"unknown setting {unknown[0][:40]!r}: valid are {', '.join(SETTINGS)}")
     return prompt, {name: value for name, value in given.items() if value is not None}
 
 

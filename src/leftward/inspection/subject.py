@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ class Subject:
     """Of the model, for people."""
     n_prompt: int
     sampling: Sampling
-    """As it was, with its seed."""
+    """As it was asked for, with its seed; a text that fills its room ends before max_tokens."""
     events: Sequence[Event]
     """One a token that was written, and perhaps one without."""
     ids: Sequence[int]
@@ -68,23 +69,20 @@ def write(
         UserError: a setting out of range; a prompt that is empty, too long, or can't be written by the tokenizer.
         Cancelled.
     """
-    wanted = {"max_tokens": 20, **settings}
-    writes = wanted["max_tokens"] != 0
-    wanted |= {"max_tokens": wanted["max_tokens"] if writes else 1, "logprobs": _ALTERNATIVES}
-    sampling = model.sampling(wanted).seeded()
+    sampling = model.sampling({"max_tokens": 20, **settings, "logprobs": _ALTERNATIVES}).seeded()
     if sampling.n != 1 or sampling.best_of is not None:
         raise UserError("a trace is of one text: n and best_of are for generate")
     ids = model.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
+    room = sampling.max_tokens
     if most_tokens is not None:
         if len(ids) > most_tokens:
             raise UserError(f"the prompt has {len(ids)} tokens, more than the {most_tokens} allowed here: shorten it")
-        writes = writes and len(ids) < most_tokens
-        room = max(1, most_tokens - len(ids))
-        sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        room = min(room, most_tokens - len(ids))
     engine = model.engine(share_prefixes=False)
-    engine.submit(Request(ids=ids, sampling=sampling))  # which checks the ids
+    limited = dataclasses.replace(sampling, max_tokens=max(1, room))
+    engine.submit(Request(ids=ids, sampling=limited))  # which checks the ids
     events: list[Event] = []
-    while writes and not (events and events[-1].finish_reason):
+    while room and not (events and events[-1].finish_reason):
         if cancelled():
             raise Cancelled
         events += engine.step()
@@ -92,3 +90,19 @@ def write(
         raise UserError(events[-1].message)
     written = [event.token_id for event in events if event.token_id is not None]
     return Subject(model, name, len(ids), sampling, events, [*ids, *written], directory)
+
+
+def opening(model: LanguageModel, text: str, most_tokens: int) -> list[int]:
+    """`text` as far as the model can read it: without what its tokenizer can't write, and within half of its context.
+    Where nothing is left of it, the token that begins a text, or the first one."""
+    tokenizer = model.tokenizer
+
+    def writes(character: str) -> bool:
+        with contextlib.suppress(UserError):
+            return bool(tokenizer.encode(character))
+        return False
+
+    kept = "".join(next(filter(writes, (c, c.swapcase())), "") for c in text)
+    ids = tokenizer.encode(kept.strip(), add_bos=True)[: max(1, min(most_tokens, model.config.max_seq_len) // 2)]
+    ordinary = (i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids)
+    return ids or [next(ordinary, 0)]

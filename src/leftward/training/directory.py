@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -24,9 +25,9 @@ def new(recipe: Recipe) -> Iterator[Path]:
     Raises:
         UserError: the directory is in use or cannot be made.
     """
-    directory = Path(recipe.out) if recipe.out else _unused(Path("runs") / name_of(recipe))
+    directory = directory_of(recipe)
     existed = directory.exists()
-    if existed and (not directory.is_dir() or any(directory.iterdir())):
+    if not is_free(directory):
         raise UserError(
             f"{directory} is already used: choose another --out, or go on with `leftward train --resume {directory}`"
         )
@@ -41,6 +42,13 @@ def new(recipe: Recipe) -> Iterator[Path]:
                 if not existed:
                     directory.rmdir()
             raise
+
+
+def is_free(directory: Path) -> bool:
+    """Whether a run may begin there: there is nothing, or what one leaves that was killed before it had a recipe."""
+    if not directory.is_dir():
+        return not directory.exists()
+    return all(path.name == files.LOCK or path.name.endswith(files.TEMPORARY) for path in directory.iterdir())
 
 
 @contextlib.contextmanager
@@ -66,6 +74,12 @@ def write(recipe: Recipe, directory: Path) -> None:
     """Put a recipe into its run directory. Raises: UserError, where the disk refuses."""
     whole = recipe.model_copy(update={"out": str(directory)})
     files.write_text(directory / RECIPE, whole.to_yaml() + f"{_END.decode()}\n")
+
+
+def directory_of(recipe: Recipe) -> Path:
+    """Where a new run goes: where the recipe says, or a place under runs/ that is free."""
+    # Path's own expanduser raises where there is no such user.
+    return Path(os.path.expanduser(recipe.out)) if recipe.out else _unused(Path("runs") / name_of(recipe))  # noqa: PTH111
 
 
 def name_of(recipe: Recipe) -> str:

@@ -80,10 +80,13 @@ def measure(
         raise UserError(f"steps is {steps}: it must be at least 1")
     with tempfile.TemporaryDirectory(prefix="leftward-bench-") as directory:
         values = dict(recipe)
-        if not (values.get("data") or {}).get("path"):
+        data = values.get("data") or {}
+        if isinstance(data, Mapping) and not (data.get("path") or data.get("mix")):
             text = Path(directory) / "random.txt"
             _random_text(text, vocab_size)
-            values |= {"data": {"path": str(text)}, "tokenizer": {"kind": "word", "vocab_size": vocab_size}}
+            values["data"] = {**data, "path": str(text)}
+            if values.get("init_from") is None:  # which brings its tokenizer
+                values["tokenizer"] = {"kind": "word", "vocab_size": vocab_size}
         whole = Recipe.from_dict(values)
         short = Recipe.from_dict(
             whole.model_dump(exclude={"logging"})

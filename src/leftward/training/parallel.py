@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -253,7 +254,12 @@ class World:
             said = self._store.compare_set(_END, "", mine).decode()
         except RuntimeError:  # whoever keeps the store has ended
             return _code(error) if self._heard is None else self._heard
-        return None if said == mine else int(said.split()[1])
+        if said != mine:
+            return int(said.split()[1])
+        # torchrun asks the others to end as soon as one has, which may be before this one has said why.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return None
 
 
 ALONE = World()

@@ -482,17 +482,16 @@ def _as_tuple(paths: Paths | None) -> tuple[str, ...]:
 
 def _explain(problem: Any) -> str:
     """One of pydantic's errors in one line, with the key as the user writes it."""
-    # Members of a union ("str", "list[str]", "constrained-int") stand in the location like keys; ours are identifiers.
-    place = [str(part) for part in problem["loc"] if re.fullmatch(r"\w+", str(part))]
-    place = [part for part in place if part not in ("str", "int", "float", "list")]
-    key = ".".join(place)
+    place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        fields = _fields_of(place[:-1])
-        elsewhere = [f"{name}.{place[-1]}" for name in _SECTIONS if place[-1] in _fields_of([name])]
-        if elsewhere:
-            return f"unknown key {key}: did you mean {' or '.join(elsewhere)}?"
-        return f"unknown key {key}: {nearest(place[-1], fields)}"
-    message = problem["msg"].removeprefix("Value error, ")
+        *section, name = place  # as people wrote it, whatever that is
+        elsewhere = [f"{other}.{name}" for other in _SECTIONS if name in _fields_of([other])]
+        meant = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(name, _fields_of(section))
+        return f"unknown key {'.'.join(place)}: {meant}"
+    # Members of a union ("str", "list[str]", "constrained-int") stand in the location like keys; ours are identifiers.
+    place = [part for part in place if re.fullmatch(r"\w+", part) and part not in ("str", "int", "float", "list")]
+    key = ".".join(place)
+    message: str = problem["msg"].removeprefix("Value error, ")
     if not key:
         return message
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"

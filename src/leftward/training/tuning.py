@@ -118,7 +118,7 @@ def tune(recipe: Mapping[str, Any], grid: Grid, n_seeds: int, out: Path | None, 
     for number, (apart, one) in enumerate(planned, start=1):
         trackers.check(one)
         observer.note(f"run {number} of {len(planned)}: {one.out}")
-        directory = Path(str(one.out))
+        directory = directories.directory_of(one)
         trials.append(Trial(apart, one.seed, directory, _train(one, directory, prepared, observer)))
     return outcomes(trials)
 
@@ -150,7 +150,7 @@ def _train(recipe: Recipe, directory: Path, prepared: dict[str, Path], observer:
     of_tokens = [recipe.data.model_dump(), recipe.tokenizer.model_dump(), recipe.init_from, recipe.split_seed]
     data = json.dumps(of_tokens, sort_keys=True)
     try:
-        if directory.is_dir() and any(directory.iterdir()):
+        if not directories.is_free(directory):
             with directories.existing(directory) as begun:
                 if begun.fingerprint() != recipe.fingerprint():
                     raise UserError(f"{directory} is a run of another recipe: choose another --out")
@@ -256,6 +256,9 @@ _PLAIN: dict[str, Any] = {
     "eval_interval": 0,
     "patience": None,
     "sample_prompts": [],
+    "save_interval": None,
+    "keep_every": None,
+    "skip_spikes": None,  # it is the spike that the rates are raised to
 }
 
 

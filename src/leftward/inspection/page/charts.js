@@ -140,7 +140,8 @@ export function map({ label, rows, columns: n, value, write, rowNames = [], colu
   const width = names + size + 4, height = names + rows * high + 4;
   const inside = svg("g", { transform: `translate(${names} ${names})` });
   if (rows <= CELLS_AS_RECTANGLES && n <= CELLS_AS_RECTANGLES) {
-    const crosses = [];  // one shape for all ✕
+    const crosses = [], shades = new Map();  // one shape for all ✕, and one for all cells of a shade
+    const box = `h${wide + 0.05}v${high + 0.05}h${-wide - 0.05}Z`, texts = [];
     for (let i = 0; i < rows; i += 1) for (let j = 0; j < n; j += 1) {
       const v = value(i, j);
       if (v === null) {
@@ -148,10 +149,12 @@ export function map({ label, rows, columns: n, value, write, rowNames = [], colu
         crosses.push(`M${(x - arm).toFixed(1)},${(y - arm).toFixed(1)}l${2 * arm},${2 * arm}m0,${-2 * arm}l${-2 * arm},${2 * arm}`);
         continue;
       }
-      inside.append(svg("rect", { class: v < 0 ? "cell negative" : `cell ${fill}`, x: j * wide, y: i * high, width: wide + 0.05, height: high + 0.05, "fill-opacity": Math.abs(v).toFixed(3) }));
-      if (write && wide >= 34) inside.append(text((j + 0.5) * wide, (i + 0.5) * high + 4, write(i, j), { class: `middle small ${Math.abs(v) > 0.55 ? "on-dark" : ""}` }));
+      const shade = `${v < 0 ? "cell negative" : `cell ${fill}`}/${Math.abs(v).toFixed(2)}`;
+      shades.set(shade, `${shades.get(shade) ?? ""}M${(j * wide).toFixed(2)},${(i * high).toFixed(2)}${box}`);
+      if (write && wide >= 34) texts.push(text((j + 0.5) * wide, (i + 0.5) * high + 4, write(i, j), { class: `middle small ${Math.abs(v) > 0.55 ? "on-dark" : ""}` }));
     }
-    inside.append(svg("path", { class: "masked", d: crosses.join("") }));
+    for (const [shade, d] of shades) inside.append(svg("path", { class: shade.split("/")[0], d, "fill-opacity": shade.split("/")[1] }));
+    inside.append(...texts, svg("path", { class: "masked", d: crosses.join("") }));
   } else {
     inside.append(svg("image", { href: pixelsOf(rows, n, value, fill), width: size, height: rows * high, preserveAspectRatio: "none", style: { imageRendering: "pixelated" } }));
   }

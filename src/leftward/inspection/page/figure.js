@@ -4,8 +4,9 @@ import { pixels, save, standalone } from "leftward/export.js";
 import { csv, json, tableView } from "leftward/table.js";
 
 /**
- * `draw()` gives an SVG element, or none where there is nothing to draw; `table()` gives {columns, rows}. Where it is
- * written and not drawn (`isText`) there is no picture to save. The result's `refresh()` draws anew.
+ * `draw()` gives an SVG element, or none where there is nothing to draw, or not yet: then `table()`
+ * isn't asked either. That gives {columns, rows}. Where it is written and not drawn (`isText`) there is no picture to
+ * save. The result's `refresh()` draws anew.
  */
 export function figure({ name, title, draw, table, wide = false, isText = false }) {
   const body = el("div", { class: "figure-body" });
@@ -21,8 +22,8 @@ export function figure({ name, title, draw, table, wide = false, isText = false 
   const files = el("div", { class: "menu" },
     isText ? null : button("SVG", "Save as SVG", () => withPicture((image) => save(`${name}.svg`, standalone(image), "image/svg+xml"))),
     isText ? null : button("PNG", "Save as PNG", () => withPicture(async (image) => save(`${name}.png`, await pixels(image), "image/png"))),
-    button("CSV", "Save the table as CSV", () => save(`${name}.csv`, csv(table()), "text/csv")),
-    button("JSON", "Save the table as JSON", () => save(`${name}.json`, json(table()), "application/json")));
+    button("CSV", "Save the table as CSV", () => withTable((found) => save(`${name}.csv`, csv(found), "text/csv"))),
+    button("JSON", "Save the table as JSON", () => withTable((found) => save(`${name}.json`, json(found), "application/json"))));
   const tools = el("div", { class: "tools" }, toggle, el("details", {}, el("summary", { class: "tool", title: "Save the picture or its table", "aria-label": `Save: ${title}` }, "save"), files));
 
   function withPicture(action) {
@@ -31,9 +32,13 @@ export function figure({ name, title, draw, table, wide = false, isText = false 
     if (image) action(image);
   }
 
+  function withTable(action) {
+    if (draw()) action(table());
+  }
+
   function refresh() {
-    const shown = asTable ? tableView(table()) : draw();
-    body.replaceChildren(...(shown ? [shown] : []));
+    const drawn = draw();
+    body.replaceChildren(...(drawn ? [asTable ? tableView(table()) : drawn] : []));
   }
 
   const heading = el("figcaption", {}, title);

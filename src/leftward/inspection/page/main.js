@@ -188,10 +188,12 @@ addEventListener("hashchange", () => state.reread());
 
 /** While a run goes on its newest weights are shown as they come, and what is chosen stays so. */
 async function follow(known) {
-  const { trace, follows } = await source.status();
+  const { trace, follows } = await source.status().catch(() => ({ trace: known, follows: true }));  // or it asks again
   if (!follows) return;
-  if (known && trace !== known && trace !== source.trace && !document.activeElement?.matches("textarea")) await show(source.of(trace));
-  setTimeout(() => follow(trace).catch(console.error), FOLLOWED_EVERY);
+  const isNew = known && trace !== known && trace !== source.trace;
+  const waits = isNew && document.activeElement?.matches("textarea");  // until nobody writes
+  if (isNew && !waits) await show(source.of(trace)).catch(console.error);
+  setTimeout(() => follow(waits ? known : trace), FOLLOWED_EVERY);
 }
 
 async function begin() {

@@ -2,6 +2,8 @@
 
 const NUMBERS = new Set(["step", "token", "layer", "head", "pin", "size", "temperature", "k", "p", "minp", "dimension", "written"]);
 
+const WRITTEN_AFTER = 100;  // milliseconds
+
 export function store(initial, inAddress) {
   let values = { ...initial, ...read() };
   const listeners = new Set();
@@ -16,7 +18,14 @@ export function store(initial, inAddress) {
     return found;
   }
 
+  /** Soon, and once for many changes: browsers take milliseconds for it, and refuse what moves too often. */
+  let due = null;
+  const writeSoon = () => { due ??= setTimeout(write, WRITTEN_AFTER); };
+  addEventListener("pagehide", () => { if (due !== null) write(); });
+
   function write() {
+    clearTimeout(due);
+    due = null;
     const query = new URLSearchParams();
     for (const name of inAddress) {
       if (values[name] !== initial[name] && values[name] !== null) query.set(name, values[name]);
@@ -35,7 +44,7 @@ export function store(initial, inAddress) {
       const changed = new Set(Object.keys(patch).filter((name) => values[name] !== patch[name]));
       if (!changed.size) return;
       values = { ...values, ...patch };
-      if ([...changed].some((name) => inAddress.includes(name))) write();
+      if ([...changed].some((name) => inAddress.includes(name))) writeSoon();
       for (const listener of listeners) listener(changed);
     },
     subscribe(listener) {

@@ -1,5 +1,5 @@
 // The text as tokens: one strip that every step shares. Hover previews, a click locks, Esc frees.
-import { el } from "leftward/dom.js";
+import { el, oncePerFrame } from "leftward/dom.js";
 
 /** The strip. `element` holds a button a token; `update()` follows what is selected. */
 export function tokenStrip(context) {
@@ -25,6 +25,7 @@ export function tokenStrip(context) {
   });
   let [focused, locked] = [null, null];
   function update() {
+    const before = focused;
     buttons[focused]?.classList.remove("focused");
     buttons[locked]?.classList.remove("locked");
     buttons[locked]?.removeAttribute("aria-selected");
@@ -33,12 +34,14 @@ export function tokenStrip(context) {
     buttons[focused]?.classList.add("focused");
     buttons[locked]?.classList.add("locked");
     buttons[locked]?.setAttribute("aria-selected", "true");
-    if (state.get().hover === null && buttons[focused]) {  // into sight, within the strip alone
-      const box = buttons[focused];
-      if (box.offsetTop < element.scrollTop) element.scrollTop = box.offsetTop - 4;
-      const below = box.offsetTop + box.offsetHeight - element.clientHeight;
-      if (below > element.scrollTop) element.scrollTop = below + 4;
-    }
+    if (state.get().hover === null && focused !== before) bringIntoSight(buttons[focused]);
   }
+  /** Within the strip alone; when the page is laid out, as asking for a place lays it out at once. */
+  const bringIntoSight = oncePerFrame((box) => {
+    if (!box?.isConnected) return;
+    if (box.offsetTop < element.scrollTop) element.scrollTop = box.offsetTop - 4;
+    const below = box.offsetTop + box.offsetHeight - element.clientHeight;
+    if (below > element.scrollTop) element.scrollTop = below + 4;
+  });
   return { element, update, shade: (colour) => buttons.forEach((button, i) => { button.style.setProperty("--shade", colour ? colour(i) : 0); }) };
 }

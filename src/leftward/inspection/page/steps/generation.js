@@ -98,7 +98,7 @@ export function create(context) {
   const chosen = { max_tokens: about.sampling.max_tokens, temperature: about.sampling.temperature, seed: about.sampling.seed };
   const seed = el("input", { type: "number", min: 0, step: 1, value: chosen.seed, id: "seed", onchange: () => { chosen.seed = Number(seed.value); } });
   const knobs = source.live ? [
-    slider({ label: "New tokens", min: 1, max: 200, value: Math.max(1, chosen.max_tokens), on: (value) => { chosen.max_tokens = value; } }).element,
+    slider({ label: "New tokens", min: 0, max: Math.max(200, chosen.max_tokens), value: chosen.max_tokens, on: (value) => { chosen.max_tokens = value; } }).element,
     slider({ label: "Temperature", min: 0, max: 2, step: 0.05, value: chosen.temperature, show: (x) => x.toFixed(2), on: (value) => { chosen.temperature = value; } }).element,
     el("div", { class: "control" }, el("label", { for: "seed" }, "Sampling seed"), seed),
     el("div", { class: "buttons" }, el("button", { type: "button", onclick: () => { said.textContent = "writing…"; context.readAnew({ ...about.sampling, ...chosen, prompt: about.tokens.slice(0, prompt).map((token) => token.id) }, said); } }, "Write again"), said),

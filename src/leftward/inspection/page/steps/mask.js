@@ -20,7 +20,7 @@ export function create(context) {
 
   const mask = () => state.get().mask;
   const size = () => Math.max(1, Math.min(state.get().size ?? Math.ceil(n / 4), n));
-  const shownPart = () => (mask() !== "causal" && trial ? trial : own);
+  const shownPart = () => (mask() !== "causal" && trial?.data.mask === mask() ? trial : own);
   const query = () => context.focus();
 
   /** A score as the softmax sees it, from q · k: scaled, capped, with ALiBi's share. */
@@ -121,7 +121,8 @@ export function create(context) {
       text(left, 10, "layer →, head ↓", { class: "tick" }),
       Array.from({ length: layers }, (_, i) => (i % Math.ceil(18 / step) ? null : text(left + (i + 0.5) * step, 25, i, { class: "tick middle" }))),
       Array.from({ length: heads }, (_, i) => (i % Math.ceil(13 / step) ? null : text(left - 6, 30 + (i + 0.5) * step + 4, i, { class: "tick end" }))),
-      svg("rect", { class: "ring", x: left + context.layer() * step - 1, y: 30 + context.head() * step - 1, width: side + 2, height: side + 2 }));
+      svg("rect", { class: "ring", width: side + 2, height: side + 2, "data-step": step, "data-left": left }));
+    ringAt(drawn);
     const hint = svg("title", {});
     drawn.append(hint);
     listen(drawn, (event, locks) => {
@@ -132,6 +133,13 @@ export function create(context) {
       if (locks) state.set({ layer, head });
     });
     return drawn;
+  }
+
+  /** Moves the ring to the chosen head, without drawing the others anew. */
+  function ringAt(drawn) {
+    const ring = drawn?.querySelector(".ring");
+    ring?.setAttribute("x", Number(ring.dataset.left) + context.layer() * ring.dataset.step - 1);
+    ring?.setAttribute("y", 30 + context.head() * ring.dataset.step - 1);
   }
 
   const thumbnailTable = () => ({ columns: ["layer", "head", "entropy of its maximum", "on the first token", "on the previous token"], rows: Array.from(small.arrays.entropy, (share, i) => [Math.floor(i / about.config.n_heads), i % about.config.n_heads, share, small.arrays.first[i], small.arrays.previous[i]]) });
@@ -210,11 +218,14 @@ export function create(context) {
     if (has("layer", "head")) {
       layers.set(context.layer());
       heads.set(context.head());
-      grid.refresh();
+      ringAt(grid.element.querySelector("svg"));
       row = null;
       ask(context.layer(), context.head());
     }
-    if (n > LONG && mask() === "causal") leak.element.querySelector(".figure-body").replaceChildren(el("p", { class: "note" }, "Choose a mask: the proof then reads the text twice more, which takes a while for so many tokens."));
+    const isOwn = mask() === "causal";
+    if (isOwn && !has("mask", "size")) { /* its proof is of the whole model: no other for another head */ }
+    else if (isOwn && n > LONG) leak.element.querySelector(".figure-body").replaceChildren(el("p", { class: "note" }, "Choose a mask: the proof then reads the text twice more, which takes a while for so many tokens."));
+    else if (isOwn) askTrial(mask(), n, 0, 0);
     else if (has("layer", "head", "mask", "size")) askTrial(mask(), ["window", "prefix"].includes(mask()) ? size() : n, context.layer(), context.head());
     if (has("theme")) { shades = null; grid.refresh(); leak.refresh(); }
     if (has("stage", "mask", "theme")) draw();

@@ -14,7 +14,7 @@ const COLUMNS = 12;  // of the lens, as inspection/parts/prediction.py has them
 export function create(context) {
   const { about, state, source, strip } = context;
   const n = about.tokens.length;
-  let part = null, order = null, own = null, losses = null, lens = null, pinned = null, parts = null;
+  let part = null, order = null, given = null, own = null, losses = null, lens = null, pinned = null, parts = null;
   const position = () => context.focus();
   const settings = () => { const { temperature, k, p, minp } = state.get(); return { temperature, k, p, minp }; };
   const body = (of) => of.element.querySelector(".figure-body");
@@ -30,7 +30,7 @@ export function create(context) {
 
   function drawNext() {
     if (!part) return null;
-    const { rows } = entries();
+    const { rows } = given;
     const shown = rows.slice(0, SHOWN);
     const rest = Math.max(0, 1 - shown.reduce((sum, row) => sum + row.drawn, 0));
     const target = part.data.target;
@@ -40,7 +40,7 @@ export function create(context) {
   }
 
   const next = figure({ name: "next-token", title: "Next token", draw: drawNext, table: () => {
-    const { rows } = entries();
+    const { rows } = given;
     return { columns: ["id", "token", "drawn with", "model's own", "logit"], rows: rows.map(({ id, text, drawn, own }) => [id, text, drawn, own, part.arrays.logits[id]]) };
   } });
 
@@ -139,9 +139,10 @@ export function create(context) {
 
   function draw() {
     if (!part) return;
+    given = entries();
     next.rename(`Behind “${cut(context.label(position()), 16)}” (position ${position()})`);
     next.refresh();
-    const { rows, drawn } = entries();
+    const { rows, drawn } = given;
     const { target } = part.data;
     const loss = target ? -Math.log(own[target[0]]) : null;
     out.show({ "Followed by": target ? target[1] : "nothing yet", "Loss (T = 1)": target ? num(loss, 3) : "–", "Perplexity (T = 1)": target ? num(Math.exp(loss), 2) : "–", Likeliest: `${cut(rows[0].text, 12)} ${percent(rows[0].own)}`, "Entropy drawn with": `${num(entropy(drawn), 2)} bits` });

@@ -14,7 +14,7 @@ const KINDS = [["rmsnorm", "RMSNorm"], ["layernorm", "LayerNorm"]];
 
 export function create(context) {
   const { about, state, source } = context;
-  let part = null, growth = null, factor = 1;
+  let part = null, growth = null, medians = null, factor = 1;
   const siteName = (site) => (about.config.block === "post" && POST[site]) || SITES[site];
   const kind = () => state.get().norm || part?.data.kind || about.config.norm;
   const input = () => Float64Array.from(part.arrays.before, (x) => x * factor);
@@ -32,14 +32,14 @@ export function create(context) {
     const [depth, n] = growth.arrays.rms.shape;
     const at = (array, layer, i) => array[layer * n + i];
     const position = context.focus();
-    const median = (layer) => Float32Array.from({ length: n }, (_, i) => at(growth.arrays.rms, layer, i)).sort()[Math.floor(n / 2)];
+    medians ??= Array.from({ length: depth }, (_, layer) => growth.arrays.rms.slice(layer * n, (layer + 1) * n).sort()[Math.floor(n / 2)]);
     const through = (value) => Array.from({ length: depth }, (_, layer) => [layer, value(layer)]);
     return lines({
       label: "size of the residual stream over depth", width: 720, height: 250, logY: true, xLabel: "before layer (the last: behind all)", yLabel: "RMS",
       series: [
         { name: `“${context.label(position)}”`, cls: "first", points: through((layer) => at(growth.arrays.rms, layer, position)) },
         { name: "its standard deviation", cls: "second", points: through((layer) => at(growth.arrays.std, layer, position)) },
-        { name: "median of all tokens", cls: "third", points: through(median) },
+        { name: "median of all tokens", cls: "third", points: through((layer) => medians[layer]) },
       ],
       marks: [{ x: context.layer() }],
     });
