@@ -49,6 +49,15 @@ def test_stdout_holds_the_new_text_and_nothing_else(model: Path) -> None:
     assert done.stderr == b""
 
 
+def test_a_context_that_rolls_in_eight_bits(model: Path) -> None:
+    how = {"at_context": "roll", "n_keep": 2, "kv_dtype": "int8"}
+    expected = load(model).generate("The fox", max_tokens=90, temperature=0, stop_ids=(), **how)
+    options = ["--greedy", "--max-tokens", "90", "--at-context", "roll", "--n-keep", "2", "--kv-dtype", "int8"]
+    done = leftward(model, "The fox", *options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == expected + "\n"
+
+
 def test_stdin_and_json(model: Path) -> None:
     expected = load(model).generate("é fox", max_tokens=5, temperature=0)
     done = leftward(model, "--greedy", "--max-tokens", "5", "--json", stdin="é fox\n".encode())
@@ -146,6 +155,10 @@ def test_a_full_context_is_said_on_stderr(model: Path) -> None:
         (["The", "--num-beams", "2", "--top-k", "2"], "a beam search has no use for top_k"),
         (["The", "--num-beams", "2", "--early-stopping", "often"], "early-stopping is 'often'"),
         (["The", "--truncate", "right"], "truncate is 'right'"),
+        (["The", "--at-context", "rol"], "at-context is 'rol': did you mean roll?"),
+        (["The", "--kv-dtype", "int4"], "kv-dtype is 'int4'"),
+        (["The", "--n-keep", "-1", "--at-context", "roll"], "n_keep is -1"),
+        (["The", "--num-beams", "2", "--kv-dtype", "int8"], "--num-beams goes without"),
         (["The", "--dtype", "fp16"], "dtype is 'fp16'"),
         (["é𝄞ß" * 40], "more than the model's context of 64"),
     ],

@@ -47,6 +47,13 @@ def generate(
     ] = None,
     speculative: SpeculativeOption = None,
     draft: DraftOption = None,
+    at_context: Annotated[
+        str | None, typer.Option(metavar="stop|roll", help="roll: write on behind the newer half of a full context.")
+    ] = None,
+    n_keep: Annotated[int | None, typer.Option(help="Of a context that rolls: so many first tokens stay.")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|int8", help="Of keys and values. Default: the model's.")
+    ] = None,
     num_beams: Annotated[
         int | None, typer.Option(help="Search with so many beams for what is likeliest as a whole; draw nothing.")
     ] = None,
@@ -63,7 +70,11 @@ def generate(
     """
     _check_choice("truncate", truncate, ["left"])
     _check_choice("early-stopping", early_stopping, ["true", "false", "never"])
+    _check_choice("at-context", at_context, ["stop", "roll"])
+    _check_choice("kv-dtype", kv_dtype, ["fp32", "bf16", "int8"])
     check_guesses(speculative, draft)
+    of_memory: dict[str, Any] = {"at_context": at_context, "n_keep": n_keep, "kv_dtype": kv_dtype}
+    of_memory = {name: value for name, value in of_memory.items() if value is not None}
     of_beams: dict[str, Any] = {
         "length_penalty": length_penalty,
         "early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping),
@@ -71,8 +82,10 @@ def generate(
     of_beams = {name: value for name, value in of_beams.items() if value is not None}
     if num_beams is None and of_beams:
         raise UserError(f"{' and '.join(of_beams)} are for beams: give --num-beams too")
-    if num_beams is not None and (truncate or speculative or draft):
-        raise UserError("--num-beams goes without --truncate, --speculative and --draft")
+    if num_beams is not None and (truncate or speculative or draft or of_memory):
+        raise UserError(
+            "--num-beams goes without --truncate, --speculative, --draft, --at-context, --n-keep and --kv-dtype"
+        )
     for name in ("logprobs", "prompt_logprobs"):
         if name in sampling and not as_json:
             raise UserError(f"--{name.replace('_', '-')} is shown with --json only: add it")
@@ -84,7 +97,7 @@ def generate(
 
     language_model = load(model, dtype=cast(Weights, dtype))
     settled = language_model.sampling(sampling).seeded()
-    how = {"truncate": truncate, **guesses(speculative, draft, dtype)}
+    how = {"truncate": truncate, **of_memory, **guesses(speculative, draft, dtype)}
     try:
         ends: Sequence[Event | Completion]
         if num_beams is not None or as_json or settled.best_of is not None:  # nothing is shown before all is there

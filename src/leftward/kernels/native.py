@@ -1,9 +1,9 @@
-"""Our own CPU kernels (native.cpp, forward.cpp), built once for a machine where there is a compiler; where there is
-none, those that a wheel brings. Without either, or where LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's
-own operations, which every kernel has as its twin.
+"""Our own CPU kernels (native.cpp, forward.cpp): those that a wheel brings, or else built once for a machine, where
+there is a compiler. Without either, or where LEFTWARD_NATIVE=0 asks for it, everything runs on PyTorch's operations,
+which every kernel has as its twin.
 
 A kernel is a C function on addresses, called through ctypes: nothing of PyTorch's headers is compiled, so that building
-takes three seconds, and nothing is linked against, so that one file serves every version.
+takes some ten seconds, and nothing is linked against, so that one file serves every version.
 """
 
 from __future__ import annotations
@@ -96,15 +96,13 @@ def keep_freed_memory() -> None:
 def _load() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get("LEFTWARD_NATIVE") == "0":
         return None, "plain: LEFTWARD_NATIVE=0"
-    try:
-        return ctypes.CDLL(str(build())), "native"
-    except (OSError, subprocess.SubprocessError) as error:
-        why = str(error).strip().splitlines()[-1][:200]
-    try:
-        if (ready := compiling.prebuilt()) is not None:
-            return ctypes.CDLL(str(ready)), "native"
-    except OSError as error:
-        why = str(error)
+    why = ""
+    for find in (compiling.prebuilt, build):
+        try:
+            if (path := find()) is not None:
+                return ctypes.CDLL(str(path)), "native"
+        except (OSError, subprocess.SubprocessError) as error:
+            why = str(error).strip().splitlines()[-1][:200]
     return None, f"plain: {why}"
 
 
@@ -123,6 +121,8 @@ def build() -> Path:
     if path.exists():
         return path
     directory.mkdir(parents=True, exist_ok=True)
+    if sys.stderr.isatty():  # somebody waits
+        print("[compiling kernels for this machine, once: some ten seconds]", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
         made = Path(temporary) / "native.so"
         compiling.compile_into(made, compiler, "-march=native")

@@ -137,7 +137,8 @@ export const moveRing = (drawn, row) => { const ring = drawn.querySelector(".rin
  */
 export function map({ label, rows, columns: n, value, write, rowNames = [], columnNames = [], row, column, size = 420, names = 74, onPick, onLeave, fill = "heat" }) {
   const wide = size / Math.max(n, 1), high = Math.min(wide, size / Math.max(rows, 1));
-  const width = names + size + 4, height = names + rows * high + 4;
+  const width = names + size + (columnNames.length ? names / 2 : 4);  // slanted names lean over the edge
+  const height = names + rows * high + 4;
   const inside = svg("g", { transform: `translate(${names} ${names})` });
   if (rows <= CELLS_AS_RECTANGLES && n <= CELLS_AS_RECTANGLES) {
     const crosses = [], shades = new Map();  // one shape for all ✕, and one for all cells of a shade
