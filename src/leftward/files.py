@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {reason}; nothing saved earlier was touched") from error
 
 
-def write_atomic(path: Path, fill: Callable[[Path], None]) -> None:
+def write_atomic(path: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write a temporary file, then put it in the place of `path`. On failure `path` is as it was."""
     temporary = path.with_name(path.name + TEMPORARY)
     with writing(path):

@@ -107,9 +107,13 @@ def stream_statistics(model: LanguageModel, text: str | Sequence[int]) -> Stream
     ids = ids_of(model, text)
     with torch.inference_mode(), record(model.decoder, "layers.0.resid.pre", "resid.post") as rec:
         model.decoder.hidden(ids)
-    streams = torch.cat((rec["layers.0.resid.pre"][None], rec.stack("resid.post")))[:, 0]  # [n_layers + 1, T, D]
-    rms = streams.square().mean(dim=-1).sqrt()
-    return StreamStatistics(streams.mean(dim=-1), streams.std(dim=-1, correction=0), rms)
+    return statistics_of([rec["layers.0.resid.pre"][0], *(rec[name][0] for name in rec.names[1:])])
+
+
+def statistics_of(streams: Sequence[Tensor]) -> StreamStatistics:
+    """Of a stream [T, D] before the first layer and behind each."""
+    found = [(x.mean(dim=-1), x.std(dim=-1, correction=0), x.square().mean(dim=-1).sqrt()) for x in streams]
+    return StreamStatistics(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
 
 def _weights(model: LanguageModel, ids: Tensor) -> list[Tensor]:

@@ -86,7 +86,7 @@ class Trace:
         header = json.dumps({"version": VERSION, "parts": index}).encode()
         header += b" " * (-len(header) % 4)
         whole = b"".join((_MAGIC, len(header).to_bytes(4, "little"), header, *contents))
-        files.write_atomic(Path(path), lambda temporary: _write(temporary, whole))
+        files.write_atomic(Path(path), lambda temporary: temporary.write_bytes(whole))
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
@@ -104,8 +104,7 @@ class Trace:
         """Write one HTML file that shows the trace anywhere, without a network. Raises: UserError."""
         from leftward.inspection.report import whole_page
 
-        html = whole_page(self, max_mb)
-        files.write_atomic(Path(path), lambda temporary: _write(temporary, html.encode()))
+        files.write_text(Path(path), whole_page(self, max_mb))
 
     def figure(self, kind: str, path: Path | str, **params: Any) -> None:
         """A picture for a paper: SVG, PNG or PDF by the name of `path`. `kind` and `params` are those of figures.py.
@@ -178,7 +177,3 @@ def _says(about: Mapping[str, Any]) -> bool:
     tokens = about.get("tokens")
     labelled = isinstance(tokens, list) and all(isinstance(each, dict) and "label" in each for each in tokens)
     return labelled and all(isinstance(about.get(name), str) for name in ("name", "prompt"))
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

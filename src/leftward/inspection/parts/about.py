@@ -22,7 +22,7 @@ from leftward.presets import PRESETS, preset
 Answer = tuple[dict[str, Any], dict[str, Any]]
 """Of a part: its data and its arrays."""
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CHECKED = 512  # tokens that are read for the checks
 _ROWS = 48  # queries of a head that a check looks at
 _CACHED = 8  # tokens that a check reads one by one
@@ -35,7 +35,7 @@ def about(subject: Subject) -> Answer:
     data = {
         "leftward": leftward.__version__,
         "name": subject.name,
-        **architecture(config, len(subject.ids), _NAMES[subject.model.decoder.dtype]),
+        **architecture(config, len(subject.ids), DTYPE_NAMES[subject.model.decoder.dtype]),
         "tokens": pieces(subject.model.tokenizer, subject.ids),
         "n_prompt": subject.n_prompt,
         "prompt": subject.model.tokenizer.decode(subject.ids[: subject.n_prompt]),
@@ -133,7 +133,7 @@ def _formula_is_numel(reading: Reading) -> dict[str, Any]:
 
 def _predicted_is_measured(reading: Reading) -> dict[str, Any]:
     decoder, n = reading.decoder, reading.length
-    predicted = count_kv_cache(decoder.config, n, dtype=_NAMES[decoder.dtype]).bytes
+    predicted = count_kv_cache(decoder.config, n, dtype=DTYPE_NAMES[decoder.dtype]).bytes
     measured = KVCache(decoder.config, 1, n, decoder.dtype, rewindable=0).nbytes
     said = f"{predicted:,} and {measured:,} bytes for {n} tokens"
     return _result("cache: predicted = measured", predicted == measured, said)

@@ -73,14 +73,7 @@ def attributed(subject: Subject, position: int, token: int) -> Answer:
     # Of a long text only what the position sees, which is the same but for rounding.
     ids = subject.ids if len(subject.ids) <= WHOLE else subject.ids[: position + 1]
     found = attribution(subject.model.decoder, ids, position, token)
-    data = {
-        "token": token,
-        "label": label(subject.model.tokenizer, token),
-        "logit": found.logit,
-        "rounding": found.rounding,
-        "parts": [[name, value] for name, value in found.parts.items()],
-    }
-    return data, {}
+    return {"label": label(subject.model.tokenizer, token), **found.to_dict()}, {}
 
 
 def _portions(n: int) -> list[slice]:

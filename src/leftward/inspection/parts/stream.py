@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from leftward.inspection.heads import statistics_of
 from leftward.inspection.parts.about import Answer
 from leftward.inspection.subject import Subject
 from leftward.model.norms import LayerNorm, RMSNorm
@@ -17,13 +17,8 @@ SITES = ("attn_norm", "attn_out_norm", "ff_norm", "ff_out_norm", "norm")
 def growth(subject: Subject) -> Answer:
     """Mean, standard deviation and root mean square of the stream before each layer and behind the last: [L + 1, T]."""
     reading = subject.reading
-    streams = [reading.stream(layer).float() for layer in range(subject.model.config.n_layers + 1)]
-    arrays = {
-        "mean": torch.stack([x.mean(dim=-1) for x in streams]),
-        "std": torch.stack([x.std(dim=-1, correction=0) for x in streams]),
-        "rms": torch.stack([x.square().mean(dim=-1).sqrt() for x in streams]),
-    }
-    return {}, {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+    found = statistics_of([reading.stream(layer).float() for layer in range(subject.model.config.n_layers + 1)])
+    return {}, {name: tensor.cpu().numpy() for name, tensor in found._asdict().items()}
 
 
 def activations(subject: Subject, layer: int, site: str, position: int) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leftward.generation.sampling import TokenLogprobs
-from leftward.inspection.parts.about import Answer
+from leftward.inspection.parts.about import DTYPE_NAMES, Answer
 from leftward.inspection.readable import label
 from leftward.inspection.subject import Subject
 from leftward.planner import count_kv_cache
@@ -15,9 +15,7 @@ from leftward.text.tokenizer import Tokenizer
 def generation(subject: Subject) -> Answer:
     """A step a token. `processed` are positions that went through the model up to the step, with a cache and without:
     10 tokens and 20 new ones take 10 + 19 = 29, or 10 + 11 + … + 29 = 390."""
-    config, dtype = subject.model.config, subject.model.decoder.dtype
-    name = str(dtype).removeprefix("torch.")
-    kv_dtype = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[name]
+    config, kv_dtype = subject.model.config, DTYPE_NAMES[subject.model.decoder.dtype]
     steps: list[dict[str, Any]] = []
     without = 0
     written = [event for event in subject.events if event.token_id is not None]
