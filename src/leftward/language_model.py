@@ -23,10 +23,10 @@ from leftward.formats.loading import open_model, shortened
 from leftward.formats.packing import WEIGHTS, with_packed_weights
 from leftward.formats.tensors import DTYPES
 from leftward.generation.beam import USED, BeamSearch, beam_search
-from leftward.generation.completions import Completion, best, gather
+from leftward.generation.completions import Completion, best, check_any, gather
 from leftward.generation.decode import decode, of_row
 from leftward.generation.engine import Engine, KVDtype
-from leftward.generation.requests import Event, FinishReason
+from leftward.generation.requests import Event, FinishReason, checked_ids
 from leftward.generation.rules import Bans
 from leftward.generation.sampling import TokenLogprobs, token_logprobs
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
@@ -227,7 +227,7 @@ class LanguageModel:
 
         Raises:
             UserError: unknown settings or values out of range; a prompt that is too long or that the tokenizer can't
-                write; every output ended in an error.
+                write, of several prompts with its number; every output ended in an error.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         settled = self.sampling(sampling)
@@ -243,8 +243,7 @@ class LanguageModel:
         }
         events = self._decode(ids, samplings, truncate, prefix_embeddings, prefix_lm, how)
         completed = gather(events, ids, samplings)
-        if completed and (reason := completed[0].error) is not None and all(each.error for each in completed):
-            raise UserError(reason)
+        check_any(completed)
         if settled.best_of is not None:
             completed = [
                 each
@@ -273,7 +272,8 @@ class LanguageModel:
                 stop_ids and sampler.
 
         Returns:
-            For each prompt the n best, the best first, with their scores.
+            For each prompt the n best, the best first, with their scores. One of several prompts whose search can't go
+            on has n with the finish_reason "error", as in `complete`.
 
         Raises:
             UserError: as `complete`, and for settings that a search has no use for.
@@ -283,18 +283,16 @@ class LanguageModel:
         how = BeamSearch(num_beams=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
         defaults = {name: value for name, value in self.sampling_defaults.items() if name in USED}
         settled = Sampling.of(defaults | sampling)
-        prompts = [self._encode(each) for each in ([prompt] if isinstance(prompt, str) else prompt)]
-        for ids in prompts:
-            if not 0 < len(ids) <= self.config.max_seq_len:
-                raise UserError(
-                    f"a prompt has {len(ids)} tokens, none or more than the model's context of "
-                    f"{self.config.max_seq_len}: shorten it"
-                )
+        prompts = _of_each([prompt] if isinstance(prompt, str) else list(prompt), self._fitting)
         bans = Bans.of(settled, self.tokenizer, self.config.vocab_size, self.eos_ids)
         found = beam_search(self.decoder, prompts, settled, how, bans, excluded=self._excluded)
         completed = []
         for ids, beams in zip(prompts, found, strict=True):
             for beam in beams:
+                if beam.error is not None:
+                    failed = Completion(text="", ids=(), finish_reason="error", error=beam.error, prompt_ids=tuple(ids))
+                    completed.append(failed)
+                    continue
                 pieces = self.tokenizer.stream_decoder(ids)
                 ended = bool(beam.ids) and beam.ids[-1] in bans.end_ids
                 shown = beam.ids[:-1] if ended else beam.ids
@@ -305,6 +303,7 @@ class LanguageModel:
                 completed.append(
                     Completion(text=text, ids=beam.ids, finish_reason=reason, prompt_ids=tuple(ids), score=beam.score)
                 )
+        check_any(completed)
         return completed
 
     def stream(
@@ -439,8 +438,8 @@ class LanguageModel:
         if sampling.best_of is not None and sampling.logprobs is None:
             sampling = dataclasses.replace(sampling, logprobs=0)
         ids, samplings = [], []
-        for prompt in prompts:
-            ids += [self._encode(prompt)] * n
+        for encoded in _of_each(prompts, self._encode):
+            ids += [encoded] * n
             first = sampling.seeded()
             samplings += [first.seeded(i) for i in range(n)]
         return ids, samplings
@@ -466,6 +465,7 @@ class LanguageModel:
             truncate=truncate,
             prefix_embeddings=[vector for vector in vectors if vector is not None for _ in range(n)],
             prefix_lm=prefix_lm,
+            n=n,
             **how,
         )
 
@@ -615,6 +615,16 @@ class LanguageModel:
             raise UserError(f"a text must be a string; this is {type(text).__name__}")
         return self.tokenizer.encode(text, add_bos=True)
 
+    def _fitting(self, prompt: str) -> list[int]:
+        """The ids of a prompt that is read whole."""
+        ids = self._encode(prompt)
+        if not 0 < len(ids) <= self.config.max_seq_len:
+            raise UserError(
+                f"the prompt has {len(ids)} tokens, none or more than the model's context of "
+                f"{self.config.max_seq_len}: shorten it"
+            )
+        return checked_ids(ids, self.config.vocab_size)
+
     def _logprobs(self, windows: Iterable[_Window]) -> Iterator[tuple[list[int], list[float]]]:
         """The ids that each window scores, and their log-probabilities."""
         return self._scored(windows, _logprobs_of)
@@ -699,6 +709,17 @@ def _batches(windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         batch.append(window)
     if batch:
         yield batch
+
+
+def _of_each(prompts: Sequence[str], ids_of: Callable[[str], list[int]]) -> list[list[int]]:
+    """Raises: UserError, which says which prompt's it is."""
+    found = []
+    for i, prompt in enumerate(prompts):
+        try:
+            found.append(ids_of(prompt))
+        except UserError as error:
+            raise UserError(of_row(i, len(prompts), str(error), "prompt")) from None
+    return found
 
 
 def _one_for_each(vectors: Tensor | None, n_prompts: int) -> list[Tensor | None]:

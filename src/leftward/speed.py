@@ -18,7 +18,7 @@ import torch
 from leftward.errors import UserError
 from leftward.formats.kinds import Weights
 from leftward.generation.engine import Engine
-from leftward.generation.program import Reader, weights_of
+from leftward.generation.program import weights_of
 from leftward.generation.requests import Request
 from leftward.generation.settings import Sampling
 from leftward.kernels.packed import Packed
@@ -220,15 +220,16 @@ def _cold_start(path: Path | str, dtype: str, text: str) -> float:
 
 
 def _ours(model: LanguageModel) -> Contender:
+    engine = Engine(model.decoder, model.tokenizer, max_rows=ROWS, share_prefixes=False)
+
     def write(prompts: Sequence[Sequence[int]], n: int) -> None:
-        engine = Engine(model.decoder, model.tokenizer, share_prefixes=False)
         sampling = Sampling(max_tokens=n, temperature=0)
         for ids in prompts:
             engine.submit(Request(ids=ids, sampling=sampling, eos_ids=()))
         for _ in engine.run():
             pass
 
-    return Contender("leftward", Reader(model.decoder).path, write)
+    return Contender("leftward", engine.reader.path, write)
 
 
 def _transformers(path: Path) -> Contender:

@@ -3,6 +3,7 @@ scores, for prompts of different lengths at once."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from typing import Any, Literal
@@ -185,14 +186,58 @@ def test_what_can_not_be_searched() -> None:
         beam_search(ours, PROMPTS, Sampling(n=5), BeamSearch(), Bans())
     with pytest.raises(UserError, match="num_beams is 0.*length_penalty is nan.*early_stopping is 'no'"):
         BeamSearch(num_beams=0, length_penalty=math.nan, early_stopping="no")  # type: ignore[arg-type]
-    nothing = Sampling(logit_bias=tuple((i, -math.inf) for i in range(61)))
-    with pytest.raises(UserError, match="the rules leave no token"):
-        beam_search(ours, PROMPTS, nothing, BeamSearch(), Bans())
-    broken = random_decoder(Config(vocab_size=61, max_seq_len=16, n_layers=1, d_model=16, n_heads=2))
+
+
+def unfit(decoder: Decoder) -> Decoder:
+    """Nobody that reads token 13 gets numbers, and nobody writes it."""
+    broken = copy.deepcopy(decoder)
     with torch.no_grad():
-        broken.norm.weight.fill_(math.nan)
-    with pytest.raises(UserError, match="not finite numbers"):
-        beam_search(broken, [[1]], Sampling(), BeamSearch(), Bans())
+        broken.embed.weight[13] = math.nan
+    return broken
+
+
+def refusing(wrong: int) -> Any:
+    """A sampler that leaves nothing to whoever has that token in front of its text."""
+    return lambda logits, ids: torch.full_like(logits, -math.inf) if ids[0] == wrong else logits
+
+
+def moody(wrong: int) -> Any:
+    return lambda logits, ids: "no" if ids[0] == wrong else logits
+
+
+def lost(wrong: int) -> Any:
+    return lambda logits, ids: torch.full_like(logits, math.nan) if ids[0] == wrong else logits
+
+
+def late(wrong: int) -> Any:
+    """That fails in the third step, behind two tokens that were found."""
+    return lambda logits, ids: "no" if ids[0] == wrong and len(ids) == 3 else logits
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (None, "not finite numbers"),
+        (refusing(13), "the rules leave no token"),
+        (lost(13), "the rules leave no token"),
+        (moody(13), "the sampler returned 'no'"),
+        (late(13), "the sampler returned 'no'"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_the_others_are_searched_to_their_end(sampler: Any, said: str, place: int) -> None:
+    _, ours = both(0)
+    decoder = unfit(ours) if sampler is None else ours
+    how, bans = BeamSearch(num_beams=3), Bans(end_ids=(3, 9), bad_words=((13,),))
+    sampling = Sampling(max_tokens=8, n=2, sampler=sampler)
+    expected = beam_search(ours, PROMPTS, Sampling(max_tokens=8, n=2), how, bans)
+    found = beam_search(decoder, [*PROMPTS[:place], [13], *PROMPTS[place:]], sampling, how, bans)
+    failed = found.pop(place)
+    assert [beam.ids for beam in failed] == [(), ()] and all(said in str(beam.error) for beam in failed)
+    for of_prompt, wanted in zip(found, expected, strict=True):
+        assert [beam.ids for beam in of_prompt] == [beam.ids for beam in wanted]
+        assert [beam.score for beam in of_prompt] == pytest.approx([beam.score for beam in wanted], abs=1e-4)
+        assert all(beam.error is None for beam in of_prompt)
 
 
 # ---- from text to text
@@ -229,3 +274,34 @@ def test_settings_that_a_beam_search_has_no_use_for(setting: str) -> None:
     value: Any = {"stop": ["x"], "regex": "x", "temperature": 0.5}.get(setting, 1)
     with pytest.raises(UserError, match=f"a beam search has no use for {setting}"):
         MODEL.beam_search("the fox", **{setting: value})
+
+
+def test_one_of_several_texts_fails_as_elsewhere() -> None:
+    """`complete` and `beam_search` say the same of a text that can't be continued, and the others are whole."""
+    ids = BPE.encode("lazy", add_bos=True)
+
+    def moody(logits: torch.Tensor, seen: Any) -> Any:
+        return "no" if list(seen[: len(ids)]) == ids else logits
+
+    settings: dict[str, Any] = {"max_tokens": 5, "sampler": moody, "n": 2}
+    prompts = ["the fox", "lazy", "dog"]
+    found = MODEL.beam_search(prompts, num_beams=3, **settings)
+    assert [len(each.prompt_ids) for each in found] == [len(BPE.encode(p, add_bos=True)) for p in prompts for _ in "ab"]
+    assert [each.text for each in found[:2]] == [
+        each.text for each in MODEL.beam_search("the fox", num_beams=3, max_tokens=5, n=2)
+    ]
+    completed = MODEL.complete(prompts, **settings)
+    for ours, theirs in zip(found[2:4], completed[2:4], strict=True):
+        assert (ours.text, ours.ids, ours.finish_reason, ours.score) == ("", (), "error", None)
+        assert ours.error == theirs.error and ours.prompt_ids == theirs.prompt_ids
+    assert all(each.error is None for each in (*found[:2], *found[4:]))
+    for only in ("lazy", ["lazy", "lazy"]):
+        with pytest.raises(UserError, match="^the sampler returned 'no'"):
+            MODEL.beam_search(only, **settings)
+
+
+def test_a_prompt_that_can_not_be_searched_is_named() -> None:
+    with pytest.raises(UserError, match=r"^prompt 2 of 3: the prompt has \d+ tokens, none or more"):
+        MODEL.beam_search(["the fox", "x" * 100, "dog"])
+    with pytest.raises(UserError, match="^the prompt has"):
+        MODEL.beam_search(["x" * 100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,42 @@ def test_where_nothing_comes_out_it_is_an_error(prompt: str | list[str]) -> None
             method(prompt, **GREEDY)
     with pytest.raises(UserError, match="not finite"):
         list(MODEL.stream("a#", **GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("é", "the tokenizer"),
+        ("a" * 100, "the prompt has 100 tokens, more than the model's context of 64"),
+        ("", "the prompt is empty"),
+        (7, "a text must be a string"),
+    ],
+)
+def test_of_several_prompts_the_wrong_one_is_named(wrong: Any, said: str) -> None:
+    """Before anything is computed; whatever the number of samples, and only where there are several prompts."""
+    unmarked = Tokenizer.train(["abcdefghijklmnopqrstuvwxyz #"], kind="char", special_tokens=[])  # no BOS
+    model = LanguageModel(random_decoder(dataclasses.replace(CONFIG, vocab_size=unmarked.vocab_size)), unmarked)
+    for method in (model.complete, model.generate):
+        for n in (1, 3):
+            for place in range(3):
+                prompts = ["ab", "cd"]
+                prompts.insert(place, wrong)
+                with pytest.raises(UserError, match=f"^prompt {place + 1} of 3: .*{said}"):
+                    method(prompts, n=n, **GREEDY)
+            with pytest.raises(UserError) as alone:
+                method([wrong], n=n, **GREEDY)
+            assert "prompt 1" not in str(alone.value)
+    if isinstance(wrong, str):
+        with pytest.raises(UserError) as streamed:
+            model.stream(wrong, **GREEDY)
+        assert str(streamed.value) == str(alone.value)
+
+
+def test_a_setting_that_is_wrong_is_no_prompts_fault() -> None:
+    for settings in ({"at_context": "jump"}, {"n_keep": 99}, {"logit_bias": {999: 1.0}}, {"regex": "("}):
+        with pytest.raises(UserError) as error:
+            MODEL.complete(["ab", "cd"], **settings)
+        assert not str(error.value).startswith("prompt")
 
 
 def test_no_prompts_are_no_outputs() -> None:

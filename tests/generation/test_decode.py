@@ -176,7 +176,7 @@ def test_the_cache_has_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr("leftward.generation.engine.KVCache", Watched)
+    monkeypatch.setattr("leftward.generation.memory.KVCache", Watched)
     run(DECODER, [PROMPT, PROMPT[:4]], greedy(6))
     assert [cache.capacity for cache in made] == [15, 9]  # the last token is not read
     run(DECODER, [PROMPT], greedy(10_000))

@@ -61,6 +61,8 @@ class Beam:
     ids: tuple[int, ...]
     """What ended it included."""
     score: float
+    error: str | None = None
+    """Why there is none, in one line: its prompt's search could not go on."""
 
 
 class _Prompt:
@@ -71,10 +73,22 @@ class _Prompt:
         self.beams: list[tuple[int, ...]] = [()]  # that go on, the best first
         self.scores = [0.0]  # sums of log-probabilities
         self.finished: list[Beam] = []  # the best first
+        self.error: str | None = None
 
-    def advance(self, totals: Tensor, end_ids: tuple[int, ...]) -> list[int]:
-        """Go on with the best of the sums [beams, V]. Gives which beams those that go on continue; [] at the end."""
-        how, vocab_size = self.how, totals.shape[1]
+    def best(self, n: int) -> list[Beam]:
+        """Of a search that has ended. One that could not go on has n errors, as so many samples would."""
+        if self.error is not None:
+            return [Beam((), -math.inf, self.error)] * n
+        return self.finished[:n] or [Beam((), 0.0)]
+
+    def advance(self, logprobs: Tensor, end_ids: tuple[int, ...]) -> list[int]:
+        """Go on with the best of the next tokens, [beams, V]. Gives which beams those that go on continue; at the end
+        none.
+
+        Raises: UserError: nothing has ended and nothing goes on.
+        """
+        how, vocab_size = self.how, logprobs.shape[1]
+        totals = logprobs + torch.tensor(self.scores, device=logprobs.device)[:, None]
         # With as many for each id that ends, and one: enough that do not end.
         n_candidates = min((len(end_ids) + 1 if end_ids else 2) * how.num_beams, totals.numel())
         best = totals.flatten().topk(n_candidates)
@@ -96,6 +110,8 @@ class _Prompt:
                 self.finished.append(Beam(ids, total / length**how.length_penalty))
         self.finished = sorted(self.finished, key=lambda beam: -beam.score)[: how.num_beams]
         self.beams, self.scores = beams, scores
+        if not beams and not self.finished:
+            raise UserError(NOTHING_LEFT)
         return [] if not beams or self._is_decided(length) else parents
 
     def _is_decided(self, length: int) -> bool:
@@ -119,6 +135,7 @@ def beam_search(
     excluded: Tensor | None = None,
 ) -> list[list[Beam]]:
     """The best `sampling.n` continuations of each prompt, the best first. A prompt's don't depend on other prompts.
+    Where one's logits are no numbers, or the rules leave it nothing to choose, it has errors in their place.
 
     Args:
         decoder: in evaluation mode.
@@ -128,36 +145,34 @@ def beam_search(
         excluded: [V], True for ids that must not be chosen.
 
     Raises:
-        UserError: n is more than num_beams; the model's logits are no numbers, or the rules leave nothing to choose.
+        UserError: n is more than num_beams.
     """
     if sampling.n > how.num_beams:
         raise UserError(f"n is {sampling.n}: of {how.num_beams} beams (num_beams) there can't be more")
     context = decoder.config.max_seq_len
     searches = [_Prompt(i, ids, min(sampling.max_tokens, context - len(ids)), how) for i, ids in enumerate(prompts)]
     active = [search for search in searches if search.limit]
-    if not active:
-        return [[Beam((), 0.0)] for _ in prompts]
-    cache, logits = _prefill(decoder, active)
-    while True:
-        logprobs = _ruled(logits.float().log_softmax(dim=-1), active, sampling, bans, excluded)
-        places, first, going_on = [], 0, []
-        for search in active:
-            n = len(search.beams)
-            totals = logprobs[first : first + n] + torch.tensor(search.scores, device=logprobs.device)[:, None]
-            parents = search.advance(totals, bans.end_ids)
+    if active:
+        cache, logits = _prefill(decoder, active)
+    while active:
+        places, first, going_on = list[int](), 0, []
+        of_searches = logits.float().log_softmax(dim=-1).split([len(search.beams) for search in active])
+        for search, logprobs in zip(active, of_searches, strict=True):
+            try:
+                parents = search.advance(_ruled(logprobs, search, sampling, bans, excluded), bans.end_ids)
+            except UserError as error:  # its own: the others go on
+                parents, search.error = [], str(error)
             if parents:
                 going_on.append(search)
                 places += [first + parent for parent in parents]
-            elif not search.finished:
-                raise UserError(NOTHING_LEFT)
-            first += n
-        if not going_on:
-            return [search.finished[: sampling.n] or [Beam((), 0.0)] for search in searches]
+            first += len(logprobs)
         active = going_on
-        if places != list(range(len(cache.lengths))):
-            cache = cache.fork(places)
-        last = [[ids[-1]] for search in active for ids in search.beams]
-        logits = decoder(torch.tensor(last, device=decoder.device), cache)[:, -1]
+        if active:
+            if places != list(range(len(cache.lengths))):
+                cache = cache.fork(places)
+            last = [[ids[-1]] for search in active for ids in search.beams]
+            logits = decoder(torch.tensor(last, device=decoder.device), cache)[:, -1]
+    return [search.best(sampling.n) for search in searches]
 
 
 def _prefill(decoder: Decoder, searches: Sequence[_Prompt]) -> tuple[KVCache, Tensor]:
@@ -171,19 +186,21 @@ def _prefill(decoder: Decoder, searches: Sequence[_Prompt]) -> tuple[KVCache, Te
     return cache, decoder.logits(hidden[range(len(prompts)), [length - 1 for length in lengths]])
 
 
-def _ruled(
-    logprobs: Tensor, searches: Sequence[_Prompt], sampling: Sampling, bans: Bans, excluded: Tensor | None
-) -> Tensor:
-    """Rules look at log-probabilities here, as in transformers, so that a sum of them stays one."""
+def _ruled(logprobs: Tensor, search: _Prompt, sampling: Sampling, bans: Bans, excluded: Tensor | None) -> Tensor:
+    """Rules look at log-probabilities here, [beams, V], as in transformers, so that a sum of them stays one.
+
+    Raises: UserError: they are no numbers, before the rules or behind them, or the sampler's answer is none.
+    """
     if not logprobs.amax(dim=-1).isfinite().all():
         raise UserError(NOT_NUMBERS)
     if excluded is not None:
         logprobs = logprobs.masked_fill(excluded.to(logprobs.device), -torch.inf)
-    beams = [(search, ids) for search in searches for ids in search.beams]
-    for i, (search, ids) in enumerate(beams):
+    for of_beam, ids in zip(logprobs, search.beams, strict=True):
         row = Row(sampling=sampling, ids=[*search.ids, *ids], n_prompt=len(search.ids), bans=bans)
-        if row.has_rules and (token_id := apply_rules(logprobs[i], row)) is not None:
-            kept = logprobs[i, token_id].clone()
-            logprobs[i] = -torch.inf
-            logprobs[i, token_id] = kept
+        if row.has_rules and (token_id := apply_rules(of_beam, row)) is not None:
+            kept = of_beam[token_id].clone()
+            of_beam.fill_(-torch.inf)
+            of_beam[token_id] = kept
+    if not (logprobs.amax(dim=-1) < torch.inf).all():  # a beam without a next token is just no beam any more
+        raise UserError(NOTHING_LEFT)
     return logprobs

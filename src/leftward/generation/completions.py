@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from leftward.errors import UserError
 from leftward.generation.requests import Event, FinishReason
 from leftward.generation.sampling import TokenLogprobs
 from leftward.generation.settings import Sampling
@@ -64,6 +65,12 @@ def gather(
         )
         for of_row, prompt, sampling in zip(rows, prompts, samplings, strict=True)
     ]
+
+
+def check_any(completions: Sequence[Completion]) -> None:
+    """Raises: UserError: there are some, and every one ended in an error."""
+    if completions and (reason := completions[0].error) is not None and all(each.error for each in completions):
+        raise UserError(reason)
 
 
 def best(completions: Sequence[Completion], n: int) -> list[Completion]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
 from leftward.errors import UserError
-from leftward.generation.engine import Engine, KVDtype
+from leftward.generation.engine import MAX_ROWS, Engine, KVDtype
 from leftward.generation.requests import Event, Request
 from leftward.generation.settings import Sampling
 from leftward.generation.speculative import Speculator
@@ -30,6 +31,7 @@ def decode(
     kv_dtype: KVDtype | None = None,
     speculator: Speculator | None = None,
     raises: bool = True,
+    n: int = 1,
     **asked: Any,
 ) -> Iterator[Event]:
     """Continue each prompt. Every row ends with one event that has a finish reason; where that is an error, the others
@@ -47,6 +49,7 @@ def decode(
         kv_dtype: as of `Engine`.
         speculator: of the model's vocabulary, where `asked` has `speculative`.
         raises: whether the error of the first row that has one is raised when all have ended.
+        n: how many rows in turn have the same prompt, to say in errors which prompt of a user's it is.
         asked: other fields of `Request`, the same for all.
 
     Raises:
@@ -58,28 +61,41 @@ def decode(
         tokenizer,
         eos_ids=eos_ids,
         excluded=excluded,
+        max_rows=max(1, min(MAX_ROWS, len(prompts))),
         kv_dtype=kv_dtype,
         share_prefixes=len(prompts) > 1,
         speculator=speculator,
     )
     vectors: Sequence[Tensor | None] = prefix_embeddings or [None] * len(prompts)
-    for prompt, sampling, in_front in zip(prompts, samplings, vectors, strict=True):
-        engine.submit(
-            Request(
-                ids=prompt,
-                sampling=sampling,
-                truncate=truncate,
-                prefix_embeddings=in_front,
-                prefix_lm=prefix_lm,
-                **asked,
-            )
+    for row, (prompt, sampling, in_front) in enumerate(zip(prompts, samplings, vectors, strict=True)):
+        request = Request(
+            ids=prompt,
+            sampling=sampling,
+            truncate=truncate,
+            prefix_embeddings=in_front,
+            prefix_lm=prefix_lm,
+            **asked,
         )
+        try:
+            engine.submit(request)
+        except UserError as error:
+            if not _is_served(engine, dataclasses.replace(request, ids=[0])):
+                raise  # the settings, which all prompts have
+            raise UserError(of_row(row // n, len(prompts) // n, str(error), "prompt")) from None
     return _with_error_behind(engine.run(), len(prompts)) if raises else engine.run()
 
 
-def of_row(row: int, n_rows: int, message: str) -> str:
-    """What went wrong in one of several outputs."""
-    return message if n_rows == 1 else f"output {row + 1} of {n_rows}: {message}"
+def _is_served(engine: Engine, request: Request) -> bool:
+    try:
+        engine.submit(request)
+    except UserError:
+        return False
+    return True
+
+
+def of_row(row: int, n_rows: int, message: str, what: str = "output") -> str:
+    """What went wrong in one of several outputs, or with one of several prompts."""
+    return message if n_rows == 1 else f"{what} {row + 1} of {n_rows}: {message}"
 
 
 def _with_error_behind(events: Iterator[Event], n_rows: int) -> Iterator[Event]:

@@ -2,8 +2,8 @@
 
 A step reads one token of every sequence that is being written, and a chunk or some of the prompts that wait to be read;
 then each sequence that is read to its end gets its next token. Sequences are admitted first come, first served. Where
-memory is short, stored beginnings are forgotten, then the youngest sequence is put off: it loses its memory, keeps its
-place in the queue, and later reads all again, as it was read before.
+memory is short (memory.py), stored beginnings are forgotten, then the youngest sequence is put off: it loses what it
+has, keeps its place in the queue, and later reads all again, as it was read before.
 
 An engine is an object for one thread, and `step` works until it has events: threads, clocks and connections are their
 owner's business.
@@ -11,7 +11,6 @@ owner's business.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
@@ -21,19 +20,19 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError, nearest
-from leftward.generation.prefixes import Node, Prefixes
+from leftward.generation.graphs import Steps, can_be_recorded
+from leftward.generation.memory import Growing, Memory, Slotted
 from leftward.generation.program import Reader
 from leftward.generation.requests import Event, Job, Request
 from leftward.generation.sampling import choose
 from leftward.generation.speculative import Speculator
-from leftward.model.cache import KVCache, Rows, row_bytes
+from leftward.model.cache import Rows
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
 KVDtype = Literal["fp32", "bf16", "int8"]
 _KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-_LEAST_KV_BYTES = 1 << 30
-_BLOCK = 64  # tokens by which a sequence's memory grows
+MAX_ROWS = 64
 
 
 class Engine:
@@ -45,13 +44,21 @@ class Engine:
         excluded: [V], True for ids that must not be chosen.
         max_rows: sequences in work at once; the others wait.
         kv_bytes: memory for keys and values, of sequences in work, what a draft holds of them too, and of stored
-            beginnings. None: 1 GiB, or what one sequence of the whole context takes where that is more.
+            beginnings. None: on a GPU half of what is free there; elsewhere 1 GiB, or what one sequence of the whole
+            context takes where that is more.
         kv_dtype: of keys and values: fp32, bf16, or int8 with a scale for each token and head. None: the decoder's.
         chunk: tokens of a prompt that are read together. Prompts are divided at its multiples whatever else there is to
             do, so that their numbers don't depend on it.
         step_tokens: of prompts, padding included, that a step reads at most, or one chunk.
         share_prefixes: whether what was read of one prompt serves others that begin with the same chunks.
         speculator: guesses next tokens for requests that ask for it; several are then checked in one pass.
+        static: whether all memory is there from the start, in rows of the whole context, so that a step of one token a
+            sequence has fixed shapes and is recorded as a CUDA graph (docs/generation.md). None: on a GPU, where the
+            model allows it.
+        compile: whether torch.compile makes kernels of such steps.
+
+    Raises:
+        UserError: options that cannot be; `kv_bytes` doesn't hold one token.
     """
 
     def __init__(
@@ -61,13 +68,15 @@ class Engine:
         *,
         eos_ids: Collection[int] = (),
         excluded: Tensor | None = None,
-        max_rows: int = 64,
+        max_rows: int = MAX_ROWS,
         kv_bytes: int | None = None,
         kv_dtype: KVDtype | None = None,
         chunk: int = 128,
         step_tokens: int = 256,
         share_prefixes: bool = True,
         speculator: Speculator | None = None,
+        static: bool | None = None,
+        compile: bool = False,
     ) -> None:
         if decoder.training:
             raise ValueError("the decoder is in training mode: call decoder.eval() first")
@@ -77,17 +86,21 @@ class Engine:
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} is {value!r}: it must be a whole number, at least 1")
         self.decoder, self.tokenizer, self.config = decoder, tokenizer, decoder.config
-        self.reader = Reader(decoder)
         self.eos_ids = frozenset(eos_ids)
         self.excluded = None if excluded is None else excluded.to(decoder.device)
         self.max_rows, self.chunk, self.step_tokens = max_rows, chunk, step_tokens
-        self.kv_dtype = decoder.dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
         self.speculator = speculator
-        self._rewindable = 0 if speculator is None else speculator.most
-        whole = self._row_bytes(self.config.max_seq_len, drafts=True)
-        self.kv_bytes = max(_LEAST_KV_BYTES, whole) if kv_bytes is None else kv_bytes
-        self._most_places = {drafts: self._places_of_one(drafts) for drafts in (False, True)}
-        self._prefixes = Prefixes()
+        dtype = decoder.dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
+        self.memory: Memory
+        steps = None
+        if static or (static is None and decoder.device.type == "cuda" and can_be_recorded(decoder)):
+            self.memory = Slotted(decoder, dtype, kv_bytes, speculator, max_rows)
+            steps = Steps(decoder, self.memory.pool, compile=compile)
+        elif compile:
+            raise UserError("compile is for static steps, which this engine has not: they are a GPU's (static=True)")
+        else:
+            self.memory = Growing(decoder, dtype, kv_bytes, speculator)
+        self.reader = Reader(decoder, steps)
         self._shares = share_prefixes
         self._waiting: deque[Job] = deque()  # by number
         self._running: list[Job] = []  # by number, all before those that wait
@@ -108,7 +121,7 @@ class Engine:
             what = f"this engine can have {' or '.join(kinds)}" if kinds else "this engine has no speculator"
             raise UserError(f"speculative is {request.speculative!r}: {what}")
         # The last token needs no memory.
-        limit = min(self.config.max_seq_len, self._most_places[self._drafts(request)] + 1)
+        limit = min(self.config.max_seq_len, self.memory.most_places(request) + 1)
         job = Job(self._n_submitted, request, self.tokenizer, self.config, self.eos_ids, limit)
         self._n_submitted += 1
         if job.left == 0:
@@ -155,79 +168,42 @@ class Engine:
         return len(self._running)
 
     @property
+    def kv_bytes(self) -> int:
+        """The most that keys and values may take."""
+        return self.memory.kv_bytes
+
+    @property
     def kv_bytes_used(self) -> int:
-        """Of `kv_bytes`. What a draft is going to hold of a sequence is used from the beginning on."""
-        return sum(map(self._used, self._running)) + self._prefixes.nbytes
+        """Of `kv_bytes`. What a draft is going to hold of a sequence is used from the beginning on, and where memory is
+        static the rows are, whoever has them."""
+        return self.memory.used
 
     # ---- memory
 
-    def _drafts(self, request: Request) -> bool:
-        return self.speculator is not None and self.speculator.drafts(request)
-
-    def _row_bytes(self, n_places: int, drafts: bool) -> int:
-        """Of one sequence, with what a draft holds of it."""
-        of_draft = self.speculator.row_bytes(n_places) if drafts and self.speculator is not None else 0
-        return row_bytes(self.config, n_places, self.kv_dtype, self._rewindable) + of_draft
-
-    def _used(self, job: Job) -> int:
-        return 0 if job.cache is None else self._row_bytes(job.cache.capacity, self._drafts(job.request))
-
-    def _places_of_one(self, drafts: bool) -> int:
-        """That the memory holds of one sequence, at most."""
-        places = range(1, self.config.max_seq_len + 1)
-        most = bisect.bisect_right(places, self.kv_bytes, key=lambda n: self._row_bytes(n, drafts))
-        if not most:
-            raise UserError(
-                f"kv_bytes is {self.kv_bytes:,}: one token of this model takes {self._row_bytes(1, drafts):,}"
-            )
-        return most
-
-    def _capacity(self, job: Job, n_places: int) -> int:
-        """Memory for so many places, and no more than the job can ever need."""
-        rounded = -(-n_places // _BLOCK) * _BLOCK
-        return max(n_places, min(rounded, job.most_places, self._most_places[self._drafts(job.request)]))
-
-    def _fits(self, n_bytes: int, but: Node | None = None) -> bool:
-        """Whether so many bytes are free, for which beginnings may have to be forgotten, `but` this one."""
-        while self.kv_bytes_used + n_bytes > self.kv_bytes:
-            if not self._prefixes.drop_oldest(but):
-                return False
-        return True
-
     def _admit(self) -> None:
         """First come, first served: where the first has no room yet, nobody behind it is asked."""
-        while self._waiting and len(self._running) < self.max_rows:
-            job = self._waiting[0]
-            capacity = self._capacity(job, min(job.n_before + len(job.context) + 1, job.most_places))
-            if not self._fits(self._row_bytes(capacity, self._drafts(job.request))):
-                return
-            self._waiting.popleft()
+        while self._waiting and len(self._running) < self.max_rows and self.memory.take(self._waiting[0]):
+            job = self._waiting.popleft()
             self._running.append(job)
-            job.cache = KVCache(
-                self.config, 1, capacity, self.kv_dtype, self.decoder.device, rewindable=self._rewindable
-            )
-            job.node = self._prefixes.root if self._shares and not job.has_rolled else None
+            job.node = self.memory.prefixes.root if self._shares and not job.has_rolled else None
 
     def _has_room(self, job: Job, n_places: int) -> bool:
         """Make its memory large enough. False: the job itself was put off."""
-        assert job.cache is not None
-        while n_places > job.cache.capacity:
-            capacity = self._capacity(job, n_places)
-            if self._fits(self._row_bytes(capacity, self._drafts(job.request)) - self._used(job)):
-                job.cache.grow(capacity)
-                return True
+        while not self.memory.extend(job, n_places):
             youngest = self._running.pop()
-            youngest.cache = youngest.node = None
-            if self.speculator is not None:
-                self.speculator.release(youngest)
+            self._free(youngest)
             self._waiting.appendleft(youngest)
             if youngest is job:
                 return False
         return True
 
+    def _free(self, job: Job) -> None:
+        self.memory.release(job)
+        job.node = None
+
     def _end(self, job: Job) -> None:
         (self._running if job in self._running else self._waiting).remove(job)
-        job.cache = job.node = None
+        self._free(job)
         if self.speculator is not None:
             self.speculator.forget(job)
 
@@ -242,7 +218,7 @@ class Engine:
         cache = caches[0] if len(jobs) == 1 else Rows(caches)
         in_front = 0 if "prefix_embeddings" not in asked else asked["prefix_embeddings"].shape[1]
         counts = [in_front + len(tokens) for tokens in new]
-        return self.reader.hidden(ids.to(self.decoder.device), cache, counts, **asked)
+        return self.reader.hidden(ids, cache, counts, **asked)
 
     def _asked(self, job: Job, n_tokens: int) -> dict[str, Any]:
         """What a special prompt is read with."""
@@ -319,7 +295,7 @@ class Engine:
         for job in jobs:
             while job.is_chunked and job.node is not None and not job.node.is_gone:
                 chunk = self._next_chunk(job)
-                found = self._prefixes.find(job.node, self._key(job, chunk))
+                found = self.memory.prefixes.find(job.node, self._key(job, chunk))
                 if found is None:
                     break
                 assert job.cache is not None and found.hidden is not None
@@ -342,8 +318,9 @@ class Engine:
         start = stop - len(chunk) - (job.n_before if job.n_read == len(chunk) else 0)
         parts = job.cache.cut(start, stop)
         n_bytes = last.nbytes + sum(tensor.nbytes for part in parts for tensor in part)
-        fits = self._fits(n_bytes, but=job.node)
-        job.node = self._prefixes.add(job.node, self._key(job, chunk), parts, last.clone()) if fits else None
+        fits = self.memory.fits(n_bytes, but=job.node)
+        key = self._key(job, chunk)
+        job.node = self.memory.prefixes.add(job.node, key, parts, last.clone()) if fits else None
 
     # ---- choosing
 

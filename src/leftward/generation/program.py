@@ -15,9 +15,11 @@ from itertools import repeat
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leftward.generation.graphs import Steps
 from leftward.kernels import forward, native
 from leftward.kernels.forward import Attention, Op, Rounded
 from leftward.kernels.large_pages import use_large_pages
@@ -61,30 +63,40 @@ _MODULES = (
 
 class Reader:
     """Reads tokens, by a program where there is one, and says how in `path`. The decoder's weights must stay as they
-    are while it is in use."""
+    are while it is in use.
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._program = Program(decoder) if can_say(decoder) else None
+    With `steps` all caches are rows of their pool, passes of one token a row are theirs, and others PyTorch's.
+    """
+
+    def __init__(self, decoder: Decoder, steps: Steps | None = None) -> None:
+        self._decoder, self._steps = decoder, steps
+        self._program = Program(decoder) if steps is None and can_say(decoder) else None
         is_bf16 = isinstance(decoder.head, nn.Linear) and decoder.dtype == torch.bfloat16
         self._divides = self._program is not None and is_bf16 and large_products_are_pytorchs()
         plain = f"PyTorch's operations in {str(decoder.dtype).removeprefix('torch.')} on {decoder.device.type}"
-        self.path = plain
+        self._path = plain
         if self._program is not None:
             kinds = dict.fromkeys(
                 part.kind if isinstance(part, Packed) else str(part).removeprefix("torch.")
                 for part, _ in weights_of(decoder)
             )
-            self.path = f"native kernels for {' and '.join(kinds)} weights"
+            self._path = f"native kernels for {' and '.join(kinds)} weights"
             if self._divides:
-                self.path += f", {plain} from {_MANY} tokens a pass on"
+                self._path += f", {plain} from {_MANY} tokens a pass on"
+
+    @property
+    def path(self) -> str:
+        return self._path if self._steps is None else f"{self._path}, {self._steps.path}"
 
     def hidden(
         self, ids: Tensor, cache: KVCache | Rows, lengths: list[int] | None = None, **special: Any
     ) -> Tensor:  # [B, T] → [B, T, D]
-        """`Decoder.hidden`, which reads what is `special` itself: prefixes and vectors in front of a prompt."""
+        """`Decoder.hidden` of ids on the CPU. It reads what is `special` itself: prefixes and vectors in front of a
+        prompt."""
+        if self._steps is not None and ids.shape[1] == 1 and not special:
+            return self._steps.hidden(ids, cache.caches if isinstance(cache, Rows) else [cache])
         if self._program is None or special or (self._divides and ids.numel() >= _MANY):
-            return self._decoder.hidden(ids, cache, lengths, **special)
+            return self._decoder.hidden(ids.to(self._decoder.device), cache, lengths, **special)
         return self._program.hidden(ids, cache, lengths)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., D] → [..., vocab_size]
@@ -193,18 +205,19 @@ class Program:
             weights = (tensor for tensor in self._kept if isinstance(tensor, Tensor))
             parts_of_packed = (part.data for packed in packed_of(self._decoder).values() for part in packed)
             use_large_pages([*weights, *parts_of_packed])
-        token_rows = torch.arange(batch).repeat_interleave(torch.tensor(counts))
-        columns = torch.cat([torch.arange(count) for count in counts])
-        places = torch.tensor(starts)[token_rows] + columns
+        # numpy's, whose operations on a few numbers take a quarter of the time of torch's.
+        token_rows = np.repeat(np.arange(batch), counts)
+        columns = np.concatenate([np.arange(count) for count in counts])
+        places = np.array(starts)[token_rows] + columns
         n_tokens = len(places)
         self._room(n_tokens)
         forward.run(
             self._body,
             self._buffers,
             n_tokens,
-            ids=ids[token_rows, columns].contiguous(),
-            rows=token_rows,
-            places=places,
+            ids=torch.from_numpy(ids.numpy()[token_rows, columns]),
+            rows=torch.from_numpy(token_rows),
+            places=torch.from_numpy(places),
             caches=caches,
             cache_type=forward.kind_of(first.keys[0].dtype),
             overwrites=self._overwrites(caches, ends, counts),

@@ -14,6 +14,7 @@ from leftward.model.cache import KVCache, Rows
 from leftward.model.masks import Mask
 from leftward.model.norms import RMSNorm, rms_norm
 from leftward.model.positions import Angles, rotate
+from leftward.model.slots import Slots
 
 _SCORES_AT_ONCE = 1 << 24  # where the kernel can't do without a mask as a tensor: queries × keys × heads × rows
 
@@ -55,7 +56,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(config.n_heads * config.head_dim, config.d_model, bias=config.attn_out_bias)
 
     def forward(
-        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | None = None
+        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | Slots | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
         """`masks` is one for all rows, or with `Rows` one for each."""
         q, k, v = self._heads(self.qkv(x), angles)  # [B, heads, T, head_dim]
@@ -68,7 +69,7 @@ class Attention(nn.Module):
             mixed = self._attend(q, k, v, masks[0], cache)
         return self.o(mixed.transpose(1, 2).flatten(2))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: KVCache | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, cache: KVCache | Slots | None) -> Tensor:
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         q, k, v, mask = self.attending((q, k, v, mask))
@@ -179,6 +180,12 @@ def _attend_masked(
                 allowed = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
             allowed = torch.cat((allowed.expand(-1, q.shape[1], -1, -1), _column(sinks, allowed)), dim=-1)
         is_grouped = q.shape[1] != k.shape[1]
+        if is_grouped and allowed.shape[1] == 1 and q.shape[2] == 1:
+            # One query a head: those that share a head's keys are that head's queries. A GPU's kernels that take a mask
+            # know no groups, for which the keys would be copied.
+            q = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale)
+            return mixed.flatten(1, 2).unsqueeze(2)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale, enable_gqa=is_grouped
         )

@@ -12,6 +12,7 @@ from leftward.model.feedforward import FeedForward
 from leftward.model.masks import Mask
 from leftward.model.norms import make_norm
 from leftward.model.positions import Angles
+from leftward.model.slots import Slots
 
 
 class Block(nn.Module):
@@ -30,7 +31,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | None = None
+        self, x: Tensor, masks: list[Mask], angles: Angles | None = None, cache: KVCache | Rows | Slots | None = None
     ) -> Tensor:  # [B, T, D] → [B, T, D]
         if self.kind == "post":
             x = self.attn_norm(x + self._scaled(self.attn(x, masks, angles, cache)))

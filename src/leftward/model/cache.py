@@ -68,6 +68,19 @@ class KVCache:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.keys + self.values + self.key_scales + self.value_scales)
 
+    def held(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and values [batch, n_kv_heads, slots, head_dim]; where they are int8, each with its scales behind it."""
+        if self.key_scales:
+            return self.keys[layer], self.key_scales[layer], self.values[layer], self.value_scales[layer]
+        return self.keys[layer], self.values[layer]
+
+    def hold(self, layer: int, tensors: tuple[Tensor, ...]) -> None:
+        """Keep a layer in these, of the shapes that `held` has."""
+        if self.key_scales:
+            self.keys[layer], self.key_scales[layer], self.values[layer], self.value_scales[layer] = tensors
+        else:
+            self.keys[layer], self.values[layer] = tensors
+
     def begin(self, n_new: int, counts: list[int]) -> None:
         """Announce a forward pass over `n_new` tokens, of which `counts[row]` are real and the rest is padding.
 
@@ -97,10 +110,9 @@ class KVCache:
         assert self.window is not None
         lengths = torch.tensor(self.lengths[:1] if equal else self.lengths, device=device)[:, None]
         if self._is_one_each:
-            slots = torch.arange(min(self._ring, self._end), device=device)
-            places = lengths - (lengths - slots) % self._ring  # the newest place that each slot has held
-            places = torch.where(places >= 0, places, -1)
-            return Layout(places, offset=None, all_seen=equal and len(slots) <= self.window)
+            n_slots = min(self._ring, self._end)
+            places = ring_places(lengths, n_slots, self._ring)
+            return Layout(places, offset=None, all_seen=equal and n_slots <= self.window)
         before = lengths - (self.window - 1) + torch.arange(self.window - 1, device=device)
         new = lengths + torch.arange(self._n_new, device=device)
         return Layout(torch.cat((before.clamp(min=-1), new), dim=1), offset=self.window - 1)
@@ -111,12 +123,8 @@ class KVCache:
         Returns the keys and values that the new tokens' queries may see, in the order that `layout` says:
         [B, n_kv_heads, S, head_dim]. The lengths move once a forward pass, in `advance`.
         """
-        held, dtype = self._held(layer), keys.dtype
-        new: tuple[Tensor, ...]
-        if self.key_scales:
-            new = (*_quantised(keys), *_quantised(values))
-        else:
-            new = (keys.to(held[0].dtype), values.to(held[0].dtype))
+        held = self.held(layer)
+        new = quantised(keys, values, held[0].dtype)
         seen: tuple[Tensor, ...]
         if not any(self.lengths):
             seen = new
@@ -131,10 +139,7 @@ class KVCache:
         else:  # what is overwritten now may still be seen by the first of the new queries
             seen = tuple(map(self._behind_window, held, new))
             self._write(held, new)
-        if self.key_scales:
-            quantised_keys, of_keys, quantised_values, of_values = seen
-            return (quantised_keys * of_keys).to(dtype), (quantised_values * of_values).to(dtype)
-        return seen[0].to(dtype), seen[1].to(dtype)
+        return dequantised(seen, keys.dtype)
 
     def documents_up_to(self, end: int, new: Tensor | None) -> Tensor | None:
         """The numbers of the documents of all places below `end`, [batch, end], with the `new` ones [batch, T] behind
@@ -216,7 +221,7 @@ class KVCache:
         ones. `paste` puts it into another cache."""
         parts = []
         for layer in range(self.config.n_layers):
-            held = self._held(layer)
+            held = self.held(layer)
             n = min(stop - start, held[0].shape[2])
             slots = torch.arange(stop - n, stop, device=held[0].device) % held[0].shape[2]
             parts.append(tuple(tensor.index_select(2, slots) for tensor in held))
@@ -225,19 +230,13 @@ class KVCache:
     def paste(self, stop: int, parts: list[tuple[Tensor, ...]]) -> None:
         """Go on with what another cache held of the places behind this one's length, up to `stop`."""
         for layer, part in enumerate(parts):
-            held = self._held(layer)
+            held = self.held(layer)
             n = min(part[0].shape[2], held[0].shape[2])
             slots = torch.arange(stop - n, stop, device=held[0].device) % held[0].shape[2]
             for mine, theirs in zip(held, part, strict=True):
                 mine.index_copy_(2, slots, theirs[:, :, theirs.shape[2] - n :])
         self.lengths = [stop]
         self._longest = list(map(max, self._longest, self.lengths))
-
-    def _held(self, layer: int) -> tuple[Tensor, ...]:
-        """Keys and values [batch, n_kv_heads, slots, head_dim]; where they are int8, each with its scales."""
-        if self.key_scales:
-            return self.keys[layer], self.key_scales[layer], self.values[layer], self.value_scales[layer]
-        return self.keys[layer], self.values[layer]
 
     @property
     def _rolls(self) -> bool:
@@ -313,8 +312,18 @@ class Rows:
 
 def row_bytes(config: Config, capacity: int, dtype: torch.dtype, rewindable: int = 0) -> int:
     """Of a KV cache of one row."""
-    a_slot = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
-    return 2 * config.n_kv_heads * a_slot * sum(_slots(config, capacity, rewindable))
+    return slot_bytes(config, dtype) * sum(_slots(config, capacity, rewindable))
+
+
+def slot_bytes(config: Config, dtype: torch.dtype) -> int:
+    """Of one token's keys and values in one layer."""
+    return 2 * config.n_kv_heads * (config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0))
+
+
+def ring_places(lengths: Tensor, n_slots: int, ring: int) -> Tensor:
+    """[B, n_slots]: the newest place that each of the first slots of a ring has held, once the token at place `lengths`
+    [B, 1] is written; −1: none yet. A ring that has not rolled has each place in the slot of its number."""
+    return (lengths - (lengths - torch.arange(n_slots, device=lengths.device)) % ring).clamp(min=-1)
 
 
 def _ring(config: Config, capacity: int, rewindable: int) -> int:
@@ -325,6 +334,22 @@ def _slots(config: Config, capacity: int, rewindable: int) -> list[int]:
     """Of each layer."""
     ring = _ring(config, capacity, rewindable)
     return [ring if config.is_local(layer) else capacity for layer in range(config.n_layers)]
+
+
+def quantised(keys: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Keys and values [B, n_kv_heads, T, head_dim] as a cache of `dtype` keeps them; int8 ones each with its scales
+    behind it."""
+    if dtype == torch.int8:
+        return (*_quantised(keys), *_quantised(values))
+    return keys.to(dtype), values.to(dtype)
+
+
+def dequantised(held: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Back from that."""
+    if len(held) == 2:
+        return held[0].to(dtype), held[1].to(dtype)
+    keys, of_keys, values, of_values = held
+    return (keys * of_keys).to(dtype), (values * of_values).to(dtype)
 
 
 def _quantised(x: Tensor) -> tuple[Tensor, Tensor]:

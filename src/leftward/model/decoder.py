@@ -6,7 +6,6 @@ This file is the place to start reading. Each part has a file of its own beside 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from leftward.model.experts import Experts
 from leftward.model.masks import Layout, Mask, document_positions, make_mask
 from leftward.model.norms import make_norm
 from leftward.model.positions import Angles, head_slopes, rotary_angles, sinusoids
+from leftward.model.slots import Slots
 
 
 class Decoder(nn.Module):
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        cache: KVCache | Rows | None = None,
+        cache: KVCache | Rows | Slots | None = None,
         lengths: list[int] | None = None,
         *,
         documents: Tensor | None = None,
@@ -54,7 +54,8 @@ class Decoder(nn.Module):
 
         Args:
             ids: [B, T] integers.
-            cache: continue behind the tokens that it holds, and add these. `Rows` know no documents and no prefixes.
+            cache: continue behind the tokens that it holds, and add these. `Rows` know no documents and no prefixes;
+                `Slots` take one token of each row and none of the arguments below; nothing then waits for the device.
             lengths: how many of each row's positions are real; the rest, at the right end, is padding.
             documents: [B, T], a number for the document of each token: tokens see their own document only, and
                 positions begin anew in each. Behind a cache that has documents, None goes on with each row's last.
@@ -83,7 +84,7 @@ class Decoder(nn.Module):
     def hidden(
         self,
         ids: Tensor,
-        cache: KVCache | Rows | None = None,
+        cache: KVCache | Rows | Slots | None = None,
         lengths: list[int] | None = None,
         *,
         documents: Tensor | None = None,
@@ -98,19 +99,8 @@ class Decoder(nn.Module):
             x = x * config.embed_scale
         if prefix_embeddings is not None:
             x = torch.cat((prefix_embeddings.to(x.dtype), x), dim=1)
-        batch, n_new, _ = x.shape
-        starts = cache.lengths if cache is not None else [0] * batch
-        counts = [n_new] * batch if lengths is None else lengths
-        longest = max(start + count for start, count in zip(starts, counts, strict=True))
-        if longest > config.max_seq_len:
-            raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {config.max_seq_len}")
-        if cache is not None:
-            cache.begin(n_new, counts)
-        first = starts[:1] if len(set(starts)) == 1 else starts
-        places = torch.tensor(first, device=x.device)[:, None] + torch.arange(n_new, device=x.device)  # [B or 1, T]
-        if isinstance(cache, KVCache):
-            documents = cache.documents_up_to(max(starts) + n_new, documents)
-        positions = places if documents is None else document_positions(documents).gather(1, places.expand(batch, -1))
+        at = cache if isinstance(cache, Slots) else _Pass(x, config, cache, lengths, documents, prefix_lengths)
+        positions = at.positions  # [B or 1, T]
 
         if self.position_embed is not None:
             rows = positions.clamp(max=config.max_seq_len - 1) + config.position_offset  # padding may reach further
@@ -126,24 +116,12 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             kind = local, knows_positions = config.is_local(layer), config.knows_positions(layer)
             if kind not in masks:
-                if isinstance(cache, Rows):
-                    own = zip(cache.caches, places.expand(batch, -1)[:, None], starts, counts, strict=True)
-                    masks[kind] = [
-                        make_mask(config, local, at[:, :count], one.layout(local), [start], [count], None, None)
-                        for one, at, start, count in own
-                    ]
-                else:
-                    layout = Layout(places, offset=0) if cache is None else cache.layout(local)
-                    masks[kind] = [make_mask(config, local, places, layout, starts, counts, documents, prefix_lengths)]
-                if knows_positions and (slopes := head_slopes(config)) is not None:
-                    masks[kind] = [replace(mask, slopes=slopes.to(x.device)) for mask in masks[kind]]
+                masks[kind] = at.masks(local, knows_positions)
                 rotates = knows_positions and config.positions == "rotary"
-                angles[kind] = rotary_angles(config, positions, x.dtype, local) if rotates else None
+                angles[kind] = at.angles(local, x.dtype) if rotates else None
             x = block(x, masks[kind], angles[kind], cache)
-        if cache is not None:
-            cache.advance()
-        if isinstance(cache, KVCache) and prefix_lengths is not None:
-            cache.prefix_lengths = list(map(max, cache.prefix_lengths, prefix_lengths))
+        if isinstance(at, _Pass):
+            at.end()
         return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -185,6 +163,68 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters()) + sum(packed.values())
 
 
+class _Pass:
+    """Where the new tokens `x` [B, T, D] of a pass stand, and whom they see. `Slots` say the same of themselves, by
+    tensors alone.
+
+    Raises: ValueError, as `Decoder.forward`.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        config: Config,
+        cache: KVCache | Rows | None,
+        lengths: list[int] | None,
+        documents: Tensor | None,
+        prefix_lengths: list[int] | None,
+    ) -> None:
+        self._config, self._cache, self._prefix_lengths = config, cache, prefix_lengths
+        self._batch, n_new, _ = x.shape
+        starts = self._starts = cache.lengths if cache is not None else [0] * self._batch
+        counts = self._counts = [n_new] * self._batch if lengths is None else lengths
+        longest = max(start + count for start, count in zip(starts, counts, strict=True))
+        if longest > config.max_seq_len:
+            raise ValueError(f"a sequence of {longest} tokens is longer than max_seq_len {config.max_seq_len}")
+        if cache is not None:
+            cache.begin(n_new, counts)
+        first = starts[:1] if len(set(starts)) == 1 else starts
+        places = torch.tensor(first, device=x.device)[:, None] + torch.arange(n_new, device=x.device)
+        if isinstance(cache, KVCache):
+            documents = cache.documents_up_to(max(starts) + n_new, documents)
+        self._places, self._documents = places, documents
+        self.positions = places
+        """[B or 1, T]: places in the sequence, or in the document."""
+        if documents is not None:
+            self.positions = document_positions(documents).gather(1, places.expand(self._batch, -1))
+        slopes = head_slopes(config)
+        self._slopes = None if slopes is None else slopes.to(x.device)
+
+    def masks(self, local: bool, knows_positions: bool) -> list[Mask]:
+        """Who sees whom in layers of a kind: one for all rows, or with `Rows` one for each."""
+        config, cache, places = self._config, self._cache, self._places
+        slopes = self._slopes if knows_positions else None
+        if isinstance(cache, Rows):
+            rows = zip(cache.caches, places.expand(self._batch, -1)[:, None], self._starts, self._counts, strict=True)
+            return [
+                make_mask(config, local, at[:, :count], own.layout(local), [start], [count], None, None, slopes)
+                for own, at, start, count in rows
+            ]
+        layout = Layout(places, offset=0) if cache is None else cache.layout(local)
+        of_rows = (self._starts, self._counts, self._documents, self._prefix_lengths)
+        return [make_mask(config, local, places, layout, *of_rows, slopes)]
+
+    def angles(self, local: bool, dtype: torch.dtype) -> Angles:
+        return rotary_angles(self._config, self.positions, dtype, local)
+
+    def end(self) -> None:
+        """Count what was read."""
+        if self._cache is not None:
+            self._cache.advance()
+        if isinstance(self._cache, KVCache) and self._prefix_lengths is not None:
+            self._cache.prefix_lengths = list(map(max, self._cache.prefix_lengths, self._prefix_lengths))
+
+
 def _table(rows: int, width: int) -> nn.Embedding:
     """An embedding whose values `initialise` will draw."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
@@ -193,7 +233,7 @@ def _table(rows: int, width: int) -> nn.Embedding:
 def _check_arguments(
     config: Config,
     ids: Tensor,
-    cache: KVCache | Rows | None,
+    cache: KVCache | Rows | Slots | None,
     lengths: list[int] | None,
     documents: Tensor | None,
     prefix_lengths: list[int] | None,
@@ -202,6 +242,12 @@ def _check_arguments(
     """What would be a wrong result in silence is an error."""
     if ids.ndim != 2 or ids.is_floating_point():
         raise ValueError(f"ids are {ids.dtype} {list(ids.shape)}: they must be integers [B, T]")
+    if isinstance(cache, Slots):  # what ids are is not asked: the answer would have to come from the device
+        if ids.shape != (cache.n_rows, 1):
+            raise ValueError(f"ids are {list(ids.shape)}: slots take one token a row, [{cache.n_rows}, 1]")
+        if any(given is not None for given in (lengths, documents, prefix_lengths, prefix_embeddings)):
+            raise ValueError("slots are read without lengths, documents, prefix_lengths and prefix_embeddings")
+        return
     batch = len(ids)
     n_new = ids.shape[1] + (0 if prefix_embeddings is None else prefix_embeddings.shape[-2])
     if not batch or not n_new:

@@ -124,6 +124,7 @@ def make_mask(
     counts: list[int],
     documents: Tensor | None,
     prefix_lengths: list[int] | None,
+    slopes: Tensor | None = None,
 ) -> Mask:
     """Who sees whom in layers of one kind."""
     n_new, device = places.shape[1], places.device
@@ -156,6 +157,7 @@ def make_mask(
         prefix_lengths=prefix,
         documents=of_documents,
         ends=ends,
+        slopes=slopes,
         offset=layout.offset,
         shortcut=shortcut,
     )
