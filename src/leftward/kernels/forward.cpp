@@ -68,7 +68,7 @@ struct Pass {
 
 constexpr int64_t ROWS = 16, COLUMNS = 32;  // of a packed block
 constexpr int64_t BYTES_OF_Q4 = 320, BYTES_OF_Q8 = 544;
-constexpr int64_t AHEAD = 2048;  // bytes of weights that are asked for before they are needed
+constexpr int64_t AHEAD = 1024;  // bytes of weights that are asked for before they are needed
 
 // All threads meet here. They spin, since the next one is a microsecond away, and give way where it is not.
 class Barrier {

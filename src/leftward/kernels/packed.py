@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leftward.kernels import forward, native
+from leftward.kernels import forward, large_pages, native
 from leftward.kernels.forward import Op, Rounded
 
 ROWS, COLUMNS = 16, 32
@@ -44,7 +44,7 @@ def pack(raw: Tensor, kind: Literal["q4", "q8"]) -> Packed:
     """Put a file's blocks in order: uint8 [rows, bytes], a row blocks of GGUF's Q4_1 or Q8_0."""
     raw = raw.contiguous()
     rows, n_blocks = len(raw), raw.shape[1] // _BYTES_IN_FILES[kind]
-    data = torch.zeros(-(-rows // ROWS), n_blocks, _BYTES[kind], dtype=torch.uint8)
+    data = large_pages.zeros(-(-rows // ROWS), n_blocks, _BYTES[kind])
     addresses = (ctypes.c_void_p(forward.address(tensor)) for tensor in (raw, data))
     numbers = (ctypes.c_int64(number) for number in (kind == "q4", rows, n_blocks))
     native.library().leftward_pack(*addresses, *numbers)
