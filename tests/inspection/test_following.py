@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import torch
 from explored import TEXT, small_model
 
 import leftward as lw
+from leftward import files
 from leftward.cli.explore import PROMPT, following
 from leftward.formats.model_directory import save_model
 from leftward.inspection import following as module
@@ -33,7 +35,7 @@ def publish(directory: Path, seed: int) -> LanguageModel:
     """A run's directory, as training leaves it at an evaluation."""
     shape = small_model()
     model = LanguageModel(random_decoder(shape.config, seed), shape.tokenizer)
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True, parents=True)
     (directory / "recipe.yaml").write_text("{}")
     save_model(directory, model.config, model.decoder.state_dict(), model.tokenizer)
     return model
@@ -42,6 +44,7 @@ def publish(directory: Path, seed: int) -> LanguageModel:
 @contextlib.contextmanager
 def followed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Explorer]:
     monkeypatch.setattr(module, "_LOOKED_EVERY", 0.05)
+    monkeypatch.setattr(module, "_SHARE", 1.0)
     made, ended = Explorer(lw.load(directory), "run", directory=directory, follows=True), threading.Event()
     made.first("the cat", max_tokens=0, temperature=0)
     thread = threading.Thread(target=module.follow, args=(made, directory, ended))
@@ -87,6 +90,38 @@ def test_newer_weights_are_read_and_the_text_stays(tmp_path: Path, monkeypatch: 
             about = explorer.get(None).part("about").data
             assert (about["prompt"], len(about["tokens"]), about["sampling"]["max_tokens"]) == ("the cat", 8, 0)
         assert len(explorer.traces) == 2  # each holds weights of its own
+
+
+def answer(directory: Path, step: int, seed: int) -> LanguageModel:
+    """The weights of the moment, as training leaves them when it is asked."""
+    model = publish(directory / "current" / f"step-{step:08d}", seed)
+    for older in (directory / "current").glob("step-*"):
+        if int(older.name[5:]) != step:
+            shutil.rmtree(older)
+    return model
+
+
+def test_while_a_run_trains_it_is_asked_for_the_weights_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, seed=1)
+    with followed(tmp_path, monkeypatch) as explorer:
+        time.sleep(0.3)
+        assert not (tmp_path / "current").exists()  # nobody trains there
+        with files.locked(tmp_path):
+            until(lambda: (tmp_path / "current" / "asked").exists())
+            for number, step in enumerate((7, 1200), 2):
+                now = answer(tmp_path, step, seed=number)
+                until(lambda number=number: newest(explorer) == f"t{number}")  # type: ignore[misc]
+                np.testing.assert_allclose(shown(explorer), logits(now), atol=1e-4)
+                assert explorer.get(None).part("about").data["name"] == f"{tmp_path.name}, step {step:,}"
+            best = publish(tmp_path, seed=5)  # which are of an earlier step
+            time.sleep(0.3)
+            assert newest(explorer) == "t3"
+        shutil.rmtree(tmp_path / "current")
+        until(lambda: newest(explorer) == "t4")
+        np.testing.assert_allclose(shown(explorer), logits(best), atol=1e-4)
+        assert explorer.get(None).part("about").data["name"] == tmp_path.name
 
 
 def test_weights_that_cannot_be_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ import leftward as lw
 from leftward.config import Config
 from leftward.errors import UserError
 from leftward.model.decoder import Decoder
-from leftward.training import loop
+from leftward.training import current, loop
 from leftward.training.parallel import Grid, World, joined
 from leftward.training.progress import Interrupted, Observer
 from leftward.training.recipe import Recipe
@@ -166,6 +166,23 @@ def all_of(recipe, tmp_path, scenarios):
     return pairs
 
 
+def train_looked_at(recipe):
+    """And leave what is answered at step 2 beside it."""
+    run = Path(recipe["out"])
+
+    class Looker(Observer):
+        def stepped(self, progress):
+            current.ask(run)
+            if progress.step == 3:
+                directory, step = current.newest(run)
+                assert step == 2
+                torch.save(lw.load(directory).decoder.state_dict(), run.with_suffix(".answer"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(current, "_SHARE", 1e9)
+        lw.train(recipe, observer=Looker())
+
+
 def train_compiled(recipe):
     """By the compiler's front end alone: what it makes of a graph takes a minute."""
     torch.compile = functools.partial(torch.compile, backend="eager")
@@ -182,8 +199,14 @@ def test_two_ranks_train_what_one_trains(recipe, tmp_path):
         recipe_of(recipe, tmp_path / "compiled", training={"compile": True}, parallel={"tensor": 2}),
         pairs["fsdp"][1],
     )
+    looked_at = recipe_of(recipe, tmp_path / "looked-at")
+    train_looked_at(alone := recipe_of(recipe, tmp_path / "looked-at-alone"))
     *tasks, (_, compiled) = ((train, together) for together, _ in pairs.values())
-    assert on_ranks(2, *tasks, (train_compiled, compiled)) == [0, 0]
+    assert on_ranks(2, *tasks, (train_looked_at, looked_at), (train_compiled, compiled)) == [0, 0]
+    answer, expected = (torch.load(Path(each["out"]).with_suffix(".answer")) for each in (looked_at, alone))
+    assert answer.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.allclose(answer[name], weight, rtol=1e-3, atol=1e-4), name
     for together, alone in pairs.values():
         assert_same_run(together["out"], alone["out"])
     texts = [(tmp_path / name / "samples.jsonl").read_text() for name in ("sampled", "sampled-alone")]

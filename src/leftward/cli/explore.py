@@ -45,7 +45,7 @@ def explore(
     most_tokens: Annotated[int, typer.Option(help="That a prompt and what follows may have.")] = 4096,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Of a run that goes on: show better weights as they come.")
+        bool, typer.Option("--follow", help="Of a run that goes on: show its weights of the moment, again and again.")
     ] = False,
     dtype: WeightsOption = "stored",
 ) -> None:

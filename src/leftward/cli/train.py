@@ -52,7 +52,7 @@ def train(
         ),
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Beside it a page that shows the newest weights from inside.")
+        bool, typer.Option("--explore", help="Beside it a page that shows the weights of the moment from inside.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:

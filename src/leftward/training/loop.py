@@ -37,7 +37,7 @@ from leftward.kernels import native
 from leftward.model.decoder import Decoder
 from leftward.planner import count_parameters
 from leftward.text.tokenizer import Tokenizer
-from leftward.training import checkpoint, divergence
+from leftward.training import checkpoint, current, divergence
 from leftward.training.checkpoint import State
 from leftward.training.directory import write as write_recipe
 from leftward.training.finetuning import Base
@@ -105,8 +105,9 @@ def run(
             native.keep_freed_memory()
         received = stack.enter_context(_interruptible(directory))
         interrupted = lambda: world.any(received())  # noqa: E731
+        answers = stack.enter_context(current.answering(directory, world.is_first))
         training = _Training(
-            *(recipe, directory, observer, world, device, tokenizer, dataset, base, interrupted, rate, kernels)
+            *(recipe, directory, observer, world, device, tokenizer, dataset, base, interrupted, answers, rate, kernels)
         )
         if world.from_first((directory / SUMMARY).exists):
             observer.note(f"the run in {directory} has finished: there is nothing to go on with")
@@ -134,12 +135,14 @@ class _Training:
         dataset: Dataset,
         base: Base | None,
         interrupted: Callable[[], bool],
+        answers: current.Answers,
         rate: Callable[[int, Plan, Recipe], float],
         kernels: str,
     ) -> None:
         self.recipe, self.directory, self.observer = recipe, directory, observer
         self.world, self.device = world, device
-        self.dataset, self.base, self.interrupted, self.rate = dataset, base, interrupted, rate
+        self.dataset, self.base, self.rate = dataset, base, rate
+        self.interrupted, self.answers = interrupted, answers
         self.seq_len = recipe.seq_len
         self.order = Order(dataset, self.seq_len, recipe.seed, recipe.data.packing)
         self.val = validation(dataset, recipe.data.packing)
@@ -207,6 +210,8 @@ class _Training:
             if self.interrupted():
                 self._save()
                 raise Interrupted(self.directory)
+            if self.world.any(self.answers.is_due()):
+                self._answer()
             patience = self.recipe.training.patience
             if is_last or (patience is not None and self.state.stale >= patience):
                 return
@@ -394,6 +399,14 @@ class _Training:
         weights = self._whole_weights()
         if self.world.is_first:
             save_weights(self.directory, self.config, weights, model_type)
+
+    def _answer(self) -> None:
+        """Give the weights as they are now to whoever looks at the run."""
+        with self.answers.counted():
+            weights = self._whole_weights()
+            if self.world.is_first:
+                model_type = None if self.base is None else self.base.model_type
+                self.answers.write(self.state.step, self.config, weights, self.tokenizer, model_type)
 
     def _whole_weights(self) -> dict[str, torch.Tensor]:
         """The model's, of which the optimizer may have adapters only. Of several ranks, the first gets them."""
