@@ -21,6 +21,7 @@ PARTS: dict[str, SimpleNamespace] = {
     "about": SimpleNamespace(data={"tokens": [{"label": token} for token in TOKENS]}, arrays={}),
     "attention": SimpleNamespace(data={}, arrays={"weights": WEIGHTS}),
     "lens": SimpleNamespace(
+        params={"start": 0, "pin": -1},
         data={"start": 0, "stop": 4, "texts": {"7": "$c", "8": "d_$"}},
         arrays={"top_ids": np.full((3, 4, 2), (7, 8)), "top_probs": np.full((3, 4, 2), (0.7, 0.1))},
     ),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import leftward as lw
 from leftward.errors import UserError
 from leftward.inspection.part import Part
-from leftward.inspection.parts import PARTS, ask
+from leftward.inspection.parts import PARTS, ask, known
 from leftward.inspection.readable import pieces, readable
 from leftward.inspection.reading import Cancelled, Reading
 from leftward.inspection.subject import Subject
@@ -185,7 +185,7 @@ def test_what_is_read_can_be_written(tmp_path: Path) -> None:
         content = Part("about", {}, data).to_bytes()
         index = json.dumps({"version": 1, "parts": [[0, len(content)]]}).encode()
         path.write_bytes(b"LWT1" + len(index).to_bytes(4, "little") + index + content)
-        with pytest.raises(UserError, match="does not say what it is about"):
+        with pytest.raises(UserError, match=r"a\.lwtrace: this is no trace, or a damaged one: about lacks config"):
             Trace.load(path)
 
 
@@ -288,6 +288,8 @@ def test_every_part_can_be_asked_of_every_architecture(config: lw.Config) -> Non
         params = anything(name) | ({"head": 0} if "head" in PARTS[name].takes else {})
         part = ask(subject, name, params)
         assert Part.from_bytes(part.to_bytes()).key == part.key
+        about = ask(subject, "about", {})
+        assert known([Part.from_bytes(each.to_bytes()) for each in (about, part)][name == "about" :])
     assert all(check["holds"] for check in ask(subject, "checks", {}).data["checks"]), subject
 
 

@@ -1,10 +1,12 @@
 """Static pictures for papers, as SVG, PNG or PDF by the file's name. matplotlib draws them (extra `plot`).
 
-Each function takes plain arrays and gives a matplotlib Figure; `save_figure` draws one of a trace's parts.
+Each function takes plain arrays and gives a matplotlib Figure, which a notebook shows behind %matplotlib inline;
+`save_figure` draws one of a trace's parts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leftward.errors import UserError, missing_extra, nearest
+from leftward.errors import UserError, missing_extra, nearest, printable
 
 try:
     from matplotlib.axes import Axes
@@ -107,7 +109,7 @@ def save_figure(trace: Trace, kind: str, path: Path | str, **params: Any) -> Non
     """
     if kind not in _KINDS:
         raise UserError(f"there is no figure {kind!r}: {nearest(kind, _KINDS)}")
-    tokens = [str(token["label"]) for token in trace.part("about").data["tokens"]]
+    tokens = [_short(token["label"]) for token in trace.part("about").data["tokens"]]
     save(_KINDS[kind](trace, tokens, params), path)
 
 
@@ -132,8 +134,9 @@ def _of_attention(trace: Trace, tokens: list[str], params: Mapping[str, Any]) ->
 def _of_lens(trace: Trace, tokens: list[str], params: Mapping[str, Any]) -> Figure:
     part = trace.part("lens", **({"start": 0, "pin": -1} | dict(params)))
     texts, best = part.data["texts"], part.arrays["top_ids"][..., 0]
-    named = [[texts[str(i)] for i in row] for row in best.tolist()]
-    return lens(named, part.arrays["top_probs"][..., 0], tokens[part.data["start"] : part.data["stop"]])
+    named = [[_short(texts.get(str(i), f"[{i}]")) for i in row] for row in best.tolist()]
+    start, n_columns = int(part.params["start"]), best.shape[1]
+    return lens(named, part.arrays["top_probs"][..., 0], tokens[start : start + n_columns])
 
 
 def _of_norms(trace: Trace, tokens: list[str], params: Mapping[str, Any]) -> Figure:
@@ -146,7 +149,8 @@ def _of_losses(trace: Trace, tokens: list[str], params: Mapping[str, Any]) -> Fi
 
 def _of_attribution(trace: Trace, tokens: list[str], params: Mapping[str, Any]) -> Figure:
     data = trace.part("attribution", **({"token": -1} | dict(params))).data
-    return attribution([(name, value) for name, value in data["parts"]], f"logit of {data['label']}")
+    parts = [(_short(name), math.nan if value is None else value) for name, value in data["parts"]]
+    return attribution(parts, f"logit of {_short(data['label'])}")
 
 
 _KINDS: dict[str, Callable[[Trace, list[str], Mapping[str, Any]], Figure]] = {
@@ -156,6 +160,11 @@ _KINDS: dict[str, Callable[[Trace, list[str], Mapping[str, Any]], Figure]] = {
     "losses": _of_losses,
     "attribution": _of_attribution,
 }
+
+
+def _short(text: str) -> str:
+    """As much as there is room for: a token may be a hundred spaces, and a file may say anything."""
+    return printable(text, 40)
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

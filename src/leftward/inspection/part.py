@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leftward.errors import UserError
+from leftward.errors import UserError, printable
 
 VERSION = 1
 _MAGIC = b"LWP1"
@@ -37,7 +37,7 @@ class Part:
     name: str
     params: Mapping[str, Value] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What JSON can say. A number that is not finite becomes None."""
+    """What JSON can say. In bytes, a number that is not finite becomes None."""
     arrays: Mapping[str, Array] = field(default_factory=dict)
     """Floats are kept in 32 bits, whole numbers in 32, bytes and truths in 8."""
 
@@ -142,3 +142,71 @@ def _plain(value: Any, room: int = 64) -> Any:
     if isinstance(value, str):
         value.encode()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- what a part must be
+
+
+def check_data(value: Any, kind: Any, where: str) -> None:
+    """Raises: UserError: `value`, out of JSON, is not of this kind.
+
+    A kind is str, bool, None, or int, one of 64 bits; float, any number, or None for one that is not finite; object,
+    anything; (kind, kind), either; [kind], a list of any length; [kind, kind, …], of this one; {str: kind}, an object
+    with any names; {name: kind, …}, one with these names at least, but for those with "?" behind them.
+    """
+    if isinstance(kind, tuple):
+        kind = next((each for each in kind if _looks_like(value, each)), kind[0])
+    if not _looks_like(value, kind):
+        damaged(f"{where} is something else")
+    if isinstance(kind, list):
+        if len(kind) > 1 and len(value) != len(kind):
+            damaged(f"{where} has {len(value)} entries in the place of {len(kind)}")
+        for i, each in enumerate(value):
+            check_data(each, kind[i % len(kind)], f"{where}[{i}]")
+    elif isinstance(kind, dict) and str in kind:
+        for name, each in value.items():
+            check_data(each, kind[str], f"{where}.{printable(name, 40)}")
+    elif isinstance(kind, dict):
+        for marked, each in kind.items():
+            name = marked.removesuffix("?")
+            if name in value:
+                check_data(value[name], each, f"{where}.{name}")
+            elif name == marked:
+                damaged(f"{where} lacks {name}")
+
+
+def check_arrays(arrays: Mapping[str, Array], wanted: Mapping[str, str], sizes: Mapping[str, int], where: str) -> None:
+    """Raises: UserError: an array is absent, or not what is wanted.
+
+    That is written "f32 T 12": the kind of its numbers, and its shape in the names of `sizes` and in numbers; * is any
+    size, + any but 0. One with "?" behind its name may be absent.
+    """
+    for name, description in wanted.items():
+        dtype, *dims = description.split()
+        array = arrays.get(name.removesuffix("?"))
+        if array is None:
+            if not name.endswith("?"):
+                damaged(f"{where} lacks the array {name}")
+        elif array.dtype != _DTYPES[dtype] or not _has_shape(array, dims, sizes):
+            found = f"{_NAMES[array.dtype.kind]} {' '.join(map(str, array.shape))}"
+            damaged(f"{where}: its array {name.removesuffix('?')} is {found}, and must be {description}")
+
+
+def _has_shape(array: Array, dims: Sequence[str], sizes: Mapping[str, int]) -> bool:
+    def fits(size: int, dim: str) -> bool:
+        if dim in ("*", "+"):
+            return dim == "*" or size > 0
+        return size == (sizes[dim] if dim in sizes else int(dim))
+
+    return array.ndim == len(dims) and all(map(fits, array.shape, dims))
+
+
+def _looks_like(value: Any, kind: Any) -> bool:
+    """Whether it is, but for what is in it."""
+    if isinstance(kind, list | dict):
+        return isinstance(value, type(kind))
+    if type(value) is int and abs(value) >= 1 << 63:
+        return False
+    if kind is float:
+        return value is None or type(value) in (int, float)
+    return kind is object or (value is None if kind is None else type(value) is kind)

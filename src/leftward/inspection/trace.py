@@ -20,7 +20,7 @@ from typing import Any
 from leftward import files
 from leftward.errors import UserError
 from leftward.inspection.part import VERSION, Part, Value, check_version, damaged, key_of, read_header
-from leftward.inspection.parts import ask
+from leftward.inspection.parts import ask, known
 from leftward.inspection.reading import Cancelled
 from leftward.inspection.subject import Subject, write
 from leftward.language_model import LanguageModel
@@ -167,13 +167,4 @@ def _parts_of(content: bytes) -> Iterable[Part]:
         if start + offset + size > len(content):
             damaged("it is cut short")
         found.append(Part.from_bytes(content[start + offset : start + offset + size]))
-    if not any(part.key == "about" and _says(part.data) for part in found):
-        damaged("it does not say what it is about")
-    return found
-
-
-def _says(about: Mapping[str, Any]) -> bool:
-    """Whether it has what is said of a trace without looking into it."""
-    tokens = about.get("tokens")
-    labelled = isinstance(tokens, list) and all(isinstance(each, dict) and "label" in each for each in tokens)
-    return labelled and all(isinstance(about.get(name), str) for name in ("name", "prompt"))
+    return known(found)
