@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from explored import explorer, listening, small_model
@@ -247,6 +248,18 @@ def test_the_browsers_distribution_is_the_samplers(page: Any, url: str, explored
         torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_the_browsers_order_is_a_stable_sort(page: Any, url: str) -> None:
+    go(page, url)
+    values = np.random.default_rng(1).normal(size=3000).astype(np.float32)
+    values[::7] = values[3]
+    values[5], values[6], values[8] = 0.0, -0.0, -3.4e38
+    found = page.evaluate(
+        """async (values) => [...(await import("leftward/numbers.js")).descending(values)]""", values.tolist()
+    )
+    bits = np.where(values == 0, np.where(np.signbit(values), -1e-45, 0), values)  # IEEE 754's total order: −0 < 0
+    assert found == np.argsort(-bits, kind="stable").tolist()
+
+
 def test_the_browsers_norms_and_entropies_are_the_seeds(page: Any, url: str) -> None:
     """The numbers of the seed document, as in test_trace.py."""
     go(page, url)
@@ -304,6 +317,14 @@ def test_a_report_from_a_file(browser: Any, tmp_path: Path) -> None:
             check_step(page, number)
         page.wait_for_selector(".checks li.holds")
         assert page.locator(".checks li.holds").count() == 5
+        go(page, f"{address}#step=4")
+        slider = page.get_by_label("Position", exact=True)
+        for position in (3, 13, 14):  # the lens has 12 columns
+            slider.fill(str(position))
+            says(page, "[data-figure=next-token] figcaption", f"position {position}")
+            page.locator(f".lens td.here[data-column='{position % 12}']").first.wait_for()
+            assert page.locator(".lens .here").count() == 5  # the heading, the embedding, and behind three layers
+            says(page, "[data-figure=attribution] .not-here", "not in this report")  # but for the prompt's last
         go(page, f"{address}#step=2&mask=window&size=7&layer=1")
         page.locator(".not-here").first.wait_for()
         assert "leftward explore" in page.locator(".not-here").first.inner_text()

@@ -56,14 +56,14 @@ export function count(n) {
   return num(n);
 }
 
-/** Of several calls before the next frame only the last one happens. */
-export function oncePerFrame(action) {
+/** Behind the next frame, when what is most wanted is painted; of several calls before it only the last one happens. */
+export function afterFrame(action) {
   let waiting = false;
   let latest = [];
   return (...given) => {
     latest = given;
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; action(...latest); });
+    requestAnimationFrame(() => setTimeout(() => { waiting = false; action(...latest); }));
   };
 }

@@ -72,5 +72,19 @@ export function distribution(logits, order, { temperature, k, p, minp }) {
   return kept;
 }
 
-/** Indices, the largest value first. */
-export const descending = (values) => Uint32Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
+/**
+ * Indices of float32 values, the largest value first, of equal ones the lower index. Value and index become one whole
+ * number (32 and 20 bits), as a sort that compares by a callback would take ten times as long.
+ */
+export function descending(values) {
+  const bits = new Uint32Array(Float32Array.from(values).buffer), keys = new Float64Array(bits.length);
+  const FEWEST = 2 ** 20;  // above all indices
+  for (let i = 0; i < bits.length; i += 1) {
+    const rising = bits[i] >>> 31 ? ~bits[i] >>> 0 : bits[i] | 0x80000000;  // in the order of the floats, as bits of negative ones are not
+    keys[i] = (~rising >>> 0) * FEWEST + i;
+  }
+  keys.sort();
+  const order = new Uint32Array(keys.length);
+  for (let i = 0; i < order.length; i += 1) order[i] = keys[i] % FEWEST;
+  return order;
+}

@@ -1,5 +1,5 @@
 // The text as tokens: one strip that every step shares. Hover previews, a click locks, Esc frees.
-import { el, oncePerFrame } from "leftward/dom.js";
+import { afterFrame, el } from "leftward/dom.js";
 
 /** The strip. `element` holds a button a token; `update()` follows what is selected. */
 export function tokenStrip(context) {
@@ -37,7 +37,7 @@ export function tokenStrip(context) {
     if (state.get().hover === null && focused !== before) bringIntoSight(buttons[focused]);
   }
   /** Within the strip alone; when the page is laid out, as asking for a place lays it out at once. */
-  const bringIntoSight = oncePerFrame((box) => {
+  const bringIntoSight = afterFrame((box) => {
     if (!box?.isConnected) return;
     if (box.offsetTop < element.scrollTop) element.scrollTop = box.offsetTop - 4;
     const below = box.offsetTop + box.offsetHeight - element.clientHeight;

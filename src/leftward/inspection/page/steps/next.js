@@ -1,5 +1,5 @@
 // Step 4: what is expected next, what sampling would make of it, what the text cost, and how the layers come to it.
-import { el, num, percent } from "leftward/dom.js";
+import { afterFrame, el, num, percent } from "leftward/dom.js";
 import { bars, cut } from "leftward/charts.js";
 import { formula, latest, readouts, slider } from "leftward/controls.js";
 import { figure } from "leftward/figure.js";
@@ -80,16 +80,21 @@ export function create(context) {
     const columns = lens.data.stop - lens.data.start, depth = lens.arrays.entropy.shape[0];
     const tracked = pinned && state.get().pin >= 0 ? pinned : lens;
     const strength = (layer, column) => { const logprob = tracked.arrays.logprob[layer * columns + column]; return Number.isNaN(logprob) ? 0 : Math.exp(logprob); };
-    const heading = el("tr", {}, el("th", {}, "layer"), Array.from({ length: columns }, (_, c) => el("th", { scope: "col", class: lens.data.start + c === position() ? "here" : null }, cut(context.label(lens.data.start + c), 9))));
+    const heading = el("tr", {}, el("th", {}, "layer"), Array.from({ length: columns }, (_, c) => el("th", { scope: "col", "data-column": c }, cut(context.label(lens.data.start + c), 9))));
     const rows = Array.from({ length: depth }, (_, k) => depth - 1 - k).map((layer) => el("tr", {},
       el("th", { scope: "row" }, layer === depth - 1 ? "output" : layer === 0 ? "embedded" : String(layer - 1)),
       Array.from({ length: columns }, (_, c) => {
         const [best] = cellTop(layer, c);
-        return el("td", { class: lens.data.start + c === position() ? "here" : null, style: { "--p": strength(layer, c).toFixed(3) } },
+        return el("td", { "data-column": c, style: { "--p": strength(layer, c).toFixed(3) } },
           el("button", { type: "button", title: `${best.text} ${percent(best.p)}; ${tracked === lens ? "the token that follows" : `“${tracked.data.pinned}”`} ${percent(strength(layer, c))}, rank ${tracked.arrays.rank[layer * columns + c] + 1}`, onclick: () => popup(layer, c) }, cut(best.text, 9)));
       })));
     lensBody.replaceChildren(el("table", { class: "lens" }, el("thead", {}, heading), el("tbody", {}, rows)));
+    markLens();
     lensFigure.rename(`Logit lens: what each layer would say${state.get().pin >= 0 && pinned ? `, shaded by “${pinned.data.pinned}”` : ", shaded by the token that follows"}`);
+  }
+  function markLens() {
+    lensBody.querySelectorAll(".here").forEach((cell) => cell.classList.remove("here"));
+    lensBody.querySelectorAll(`[data-column="${position() - lens.data.start}"]`).forEach((cell) => cell.classList.add("here"));
   }
   function popup(layer, column) {
     state.set({ token: lens.data.start + column });
@@ -155,7 +160,7 @@ export function create(context) {
 
   const ask = latest((i) => source.get("next", { position: i }), (found) => { part = found; order = descending(found.arrays.logits); own = softmax(found.arrays.logits); draw(); }, context.fails(body(next)));
   const askLens = latest((at, pin) => Promise.all([source.get("lens", { start: at, pin: -1 }), pin >= 0 ? source.get("lens", { start: at, pin }).catch(() => null) : null]), ([found, also]) => { lens = found; pinned = also; fillLens(); lensFigure.refresh(); }, context.fails(body(lensFigure)));
-  const askParts = latest((i, token) => source.get("attribution", { position: i, token }), (found) => { parts = found; attribution.rename(`Which parts wrote “${cut(found.data.label, 14)}” (logit ${num(found.data.logit, 2)})`); attribution.refresh(); }, context.fails(body(attribution)));
+  const askParts = latest((i, token) => source.get("attribution", { position: i, token }), (found) => { parts = found; attribution.rename(`Which parts wrote “${cut(found.data.label, 14)}” (logit ${num(found.data.logit, 2)})`); attribution.refresh(); }, (error) => { attribution.rename("Which parts wrote it"); context.fails(body(attribution))(error); });
   source.get("losses").then((found) => {
     losses = found;
     fillLosses();
@@ -165,15 +170,23 @@ export function create(context) {
     strip.shade((i) => (i ? Math.min(1, lossOf(i) / 10) : 0));
   }, context.fails(body(along)));
 
+  /** What takes longer than the distribution comes behind it, where it isn't shown already. */
+  const asked = {};
+  const askRest = afterFrame(() => {
+    const { hover, pin } = state.get();
+    const isNew = (name, ...what) => asked[name] !== (asked[name] = what.join());
+    if (isNew("lens", start(), pin)) askLens(start(), pin);
+    else if (lens) markLens();
+    if (hover === null && isNew("parts", position(), pin)) askParts(position(), pin);
+  });
+
   function update(changed) {
     const has = (...names) => names.some((name) => changed.has(name));
     positions.set(position());
     for (const [name, knob] of Object.entries(knobs)) if (has(name)) knob.set(state.get()[name]);
-    if (has("token", "hover", "step")) ask(position());
+    if (has("token", "hover", "step")) ask(position()).then(askRest);
     else if (has("temperature", "k", "p", "minp", "pin", "theme")) draw();
-    if (has("step", "pin") || (has("token", "hover") && (!lens || lens.data.start !== start()))) askLens(start(), state.get().pin);
-    else if (has("token", "hover")) fillLens();
-    if (has("step", "pin", "token")) askParts(position(), state.get().pin);
+    if (has("pin")) askRest();
   }
 
   const element = el("div", { class: "step" },
