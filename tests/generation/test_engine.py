@@ -140,6 +140,18 @@ def drive(engine: Engine, requests: Sequence[Request], seed: int) -> tuple[dict[
     return events, cancelled
 
 
+def check_texts(decoder: Decoder, requests: list[Request], events: dict[int, list[Event]], cancelled: set[int]) -> None:
+    """Each is as of a sequence alone, and whole where nobody cancelled it."""
+    for number, request in enumerate(requests):
+        ids = ids_of(events[number])
+        assert is_right(decoder, request, ids)
+        if number not in cancelled:
+            room = decoder.config.max_seq_len - len(request.ids)
+            assert len(ids) == min(request.sampling.max_tokens, room)
+            assert events[number][-1].finish_reason == ("length" if request.sampling.max_tokens <= room else "context")
+            assert "".join(event.text for event in events[number]) == TOKENIZER.decode(ids)
+
+
 # ---- the same text, whatever happens beside it
 
 
@@ -162,14 +174,7 @@ def test_a_text_does_not_depend_on_what_happens_beside_it(config: Config, data: 
             share_prefixes=data.draw(st.booleans()),
         )
         events, cancelled = drive(engine, requests, data.draw(st.integers(0, 10**6)))
-    for number, request in enumerate(requests):
-        ids = ids_of(events[number])
-        assert is_right(decoder, request, ids)
-        if number not in cancelled:
-            room = config.max_seq_len - len(request.ids)
-            assert len(ids) == min(request.sampling.max_tokens, room)
-            assert events[number][-1].finish_reason == ("length" if request.sampling.max_tokens <= room else "context")
-            assert "".join(event.text for event in events[number]) == TOKENIZER.decode(ids)
+    check_texts(decoder, requests, events, cancelled)
 
 
 @pytest.mark.skipif(not native.available(), reason="PyTorch's products round otherwise for few tokens than for many")

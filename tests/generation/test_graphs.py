@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import SMALL, TOKENIZER, drive, finish, greedy, ids_of, is_right, make, request_lists
+from test_engine import SMALL, check_texts, drive, finish, greedy, ids_of, make, request_lists
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -110,14 +110,7 @@ def test_a_text_does_not_depend_on_what_happens_beside_it(config: Config, data: 
     )
     with short_spans(data.draw(st.sampled_from([1, 8, 256]))):
         events, cancelled = drive(engine, requests, data.draw(st.integers(0, 10**6)))
-    for number, request in enumerate(requests):
-        ids = ids_of(events[number])
-        assert is_right(decoder, request, ids)
-        if number not in cancelled:
-            room = config.max_seq_len - len(request.ids)
-            assert len(ids) == min(request.sampling.max_tokens, room)
-            assert events[number][-1].finish_reason == ("length" if request.sampling.max_tokens <= room else "context")
-            assert "".join(event.text for event in events[number]) == TOKENIZER.decode(ids)
+    check_texts(decoder, requests, events, cancelled)
 
 
 MIXES: dict[str, tuple[list[Request], dict[str, Any]]] = {

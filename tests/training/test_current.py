@@ -7,8 +7,10 @@ import torch
 
 import leftward as lw
 from leftward.formats.tensors import read_tensors
-from leftward.training import current
+from leftward.training import current, loop
 from leftward.training.progress import Observer
+
+NAMES = "generation_config.json"
 
 
 class Looker(Observer):
@@ -21,6 +23,7 @@ class Looker(Observer):
         if (newest := current.newest(self.run)) is not None:
             directory, step = newest
             self.found[step] = lw.load(directory)
+            assert (directory / NAMES).read_text() == (self.run / NAMES).read_text()
             assert step == progress.step - 1
         current.ask(self.run)
 
@@ -65,6 +68,7 @@ def test_with_lora_answers_are_whole_models(recipe, tmp_path):
                 published[step] = lw.load(self.run).decoder.state_dict()
 
     base = lw.train({**recipe, "out": str(tmp_path / "base")}, observer=Observer())
+    (base.directory / NAMES).write_text('{"eos_token_id": [0, 3], "temperature": 0.6}')
     recipe |= {"init_from": str(base.directory), "lora": {"rank": 2}}
     recipe["training"] |= {"eval_interval": 1}
     del recipe["model"], recipe["tokenizer"]
@@ -116,8 +120,12 @@ def test_a_run_clears_its_answers_away_however_it_ends(recipe):
 def test_a_disk_that_refuses_ends_no_run(recipe, monkeypatch, fault):
     place, asked = Path(recipe["out"]) / "current", []
 
-    def full(*arguments, **named):
-        raise OSError(28, "No space left on device")
+    save = loop._Training._save_model
+
+    def full(training, directory, weights):
+        if directory.parent == place:
+            raise OSError(28, "No space left on device")
+        save(training, directory, weights)
 
     class Asking(Observer):
         def stepped(self, progress):
@@ -127,7 +135,7 @@ def test_a_disk_that_refuses_ends_no_run(recipe, monkeypatch, fault):
             asked.append((place / "asked").exists())
 
     if fault == "no room":
-        monkeypatch.setattr(current, "save_model", full)
+        monkeypatch.setattr(loop._Training, "_save_model", full)
     assert lw.train(recipe, observer=Asking()).summary["steps"] == 12
     assert asked == [fault == "no room"] * 12
 

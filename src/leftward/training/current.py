@@ -9,17 +9,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from torch import Tensor
-
 from leftward import files
-from leftward.config import Config
 from leftward.errors import UserError
-from leftward.formats.model_directory import save_model
-from leftward.text.tokenizer import Tokenizer
 
 _DIRECTORY, _ASKED = "current", "asked"
 _STEP = re.compile(r"step-(\d+)")
@@ -59,15 +54,13 @@ class Answers:
         ended = time.monotonic()
         self._not_before = ended + (ended - began) / _SHARE
 
-    def write(
-        self, step: int, config: Config, weights: Mapping[str, Tensor], tokenizer: Tokenizer, model_type: str | None
-    ) -> None:
-        """A disk that refuses must not end the run: then there is no answer."""
+    def write(self, step: int, save: Callable[[Path], None]) -> None:
+        """Let `save` write a model directory. A disk that refuses must not end the run: then there is no answer."""
         with contextlib.suppress(UserError, OSError):
             (self._directory / _ASKED).unlink()
             older = list(self._directory.glob("step-*"))
             with files.directory_atomic(self._directory / f"step-{step:08d}") as directory:
-                save_model(directory, config, weights, tokenizer, model_type=model_type)
+                save(directory)
             for each in older:
                 files.remove_directory(each)
 

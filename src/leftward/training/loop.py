@@ -176,10 +176,9 @@ class _Training:
                 # Of a mixture, those of the dataset that comes round first.
                 plan=Plan.of(recipe, float(min(part.rows.per_epoch / part.share for part in self.order.sources))),
             )
-            generation, model_type = (None, None) if base is None else (base.generation, base.model_type)
             weights = self._whole_weights()
             if world.is_first:
-                save_model(directory, self.config, weights, tokenizer, generation, model_type)
+                self._save_model(directory, weights)
         self.hidden: Callable[..., torch.Tensor] = self.decoder.hidden
         if recipe.training.compile and self.sharding is None:  # that has its blocks compiled
             self.hidden = self._compiled()
@@ -405,8 +404,12 @@ class _Training:
         with self.answers.counted():
             weights = self._whole_weights()
             if self.world.is_first:
-                model_type = None if self.base is None else self.base.model_type
-                self.answers.write(self.state.step, self.config, weights, self.tokenizer, model_type)
+                self.answers.write(self.state.step, lambda directory: self._save_model(directory, weights))
+
+    def _save_model(self, directory: Path, weights: dict[str, torch.Tensor]) -> None:
+        """A model directory with all that came with the model which the run began from."""
+        generation, model_type = (None, None) if self.base is None else (self.base.generation, self.base.model_type)
+        save_model(directory, self.config, weights, self.tokenizer, generation, model_type)
 
     def _whole_weights(self) -> dict[str, torch.Tensor]:
         """The model's, of which the optimizer may have adapters only. Of several ranks, the first gets them."""
