@@ -24,7 +24,7 @@ inline __m512i land(__m512i a, __m512i b) { return (__m512i)((i32)a & (i32)b); }
 inline __m512i lxor(__m512i a, __m512i b) { return (__m512i)((i32)a ^ (i32)b); }
 inline __m512i srli16(__m512i a, int n) { return (__m512i)((u16)a >> (uint16_t)n); }
 inline __m512i slli32(__m512i a, int n) { return (__m512i)((u32)a << (uint32_t)n); }
-inline __m512i sub32(__m512i a, __m512i b) { return (__m512i)((u32)a - (u32)b); }
+inline __m512 sub(__m512 a, __m512 b) { return (__m512)((f32)a - (f32)b); }
 inline __m512 mul(__m512 a, __m512 b) { return (__m512)((f32)a * (f32)b); }
 inline __m512 fma(__m512 a, __m512 b, __m512 c) {
     f32 v; for (int i = 0; i < 16; i++) v[i] = __builtin_fmaf(((f32)a)[i], ((f32)b)[i], ((f32)c)[i]); return (__m512)v;
@@ -56,7 +56,7 @@ inline void storeu(void *to, __m512 a) { std::memcpy(to, &a, 64); }
 #define _mm512_xor_si512 emulated::lxor
 #define _mm512_srli_epi16 emulated::srli16
 #define _mm512_slli_epi32 emulated::slli32
-#define _mm512_sub_epi32 emulated::sub32
+#define _mm512_sub_ps emulated::sub
 #define _mm512_mul_ps emulated::mul
 #define _mm512_fmadd_ps emulated::fma
 #define _mm512_cvtepi32_ps emulated::to_ps

@@ -63,10 +63,11 @@ struct Pass {
     int64_t n_rows, cache_type;
     const int64_t *overwrites;         // of each layer: what is written takes the place of what its own first tokens see
     int8_t *rounded;   // [n_tokens, widest input]
-    float *steps;      // [n_tokens, blocks, 2]: what a rounded number counts, and that times the block's sum
+    float *steps;      // [n_tokens, blocks, STEPS]: what a rounded number counts, that times the block's sum, the sum
 };
 
 constexpr int64_t ROWS = 16, COLUMNS = 32;  // of a packed block
+constexpr int64_t STEPS = 3;
 constexpr int64_t BYTES_OF_Q4 = 320, BYTES_OF_Q8 = 544;
 constexpr int64_t AHEAD = 1024;  // bytes of weights that are asked for before they are needed
 
@@ -140,6 +141,16 @@ inline vec load(const int8_t *from) {
     vec v;
     for (int64_t i = 0; i < W; i++) v[i] = from[i];
     return v;
+#endif
+}
+
+inline vec spread(float x) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_set1_ps(x);
+#else
+    return vec{} + x;
 #endif
 }
 
@@ -291,8 +302,9 @@ void round_inputs(const Op &op, const Pass &pass, const Thread &me) {
             to[i] = int8_t(q);
             whole += q;
         }
-        pass.steps[2 * b] = step + check;
-        pass.steps[2 * b + 1] = (step + check) * whole;
+        pass.steps[STEPS * b] = step + check;
+        pass.steps[STEPS * b + 1] = (step + check) * whole;
+        pass.steps[STEPS * b + 2] = whole;
     }
 }
 
@@ -322,113 +334,139 @@ inline int32_t four(const int8_t *from) {
     return value;
 }
 
-// The products of one block, 16 outputs × 32 inputs, with N tokens' rounded inputs: totals[t][output] += step · step ·
+// The products of one block, 16 outputs × 32 inputs, with N tokens' rounded inputs: totals[token][output] += step · step ·
 // Σ q · x, and for Q4, whose numbers are step · q + least, + least · (the inputs' sum).
 //
 // In a block, byte j of pair p holds for Q4 number j of group p in its low half and of group p + 4 in its high half; a
 // group is 4 inputs of each of the 16 outputs. Q8 has 8 groups of 64 bytes. Behind them are the 16 steps in fp16, and
 // for Q4 the 16 least numbers.
+//
+// A group meets all tokens before the next one comes: its weights are taken apart once, four inputs of a token are spread
+// once for all outputs, and what is held meanwhile are the sums.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 typedef __m512 Totals;
-constexpr int64_t LANES = 16;
+constexpr int64_t LANES = 16, VECTORS = ROWS / LANES;
+constexpr int TOGETHER_Q4 = 8, TOGETHER_Q8 = 8;  // tokens, whose sums the registers hold
 
 inline Totals no_totals() { return _mm512_setzero_ps(); }
 inline void read_totals(const Totals &totals, float *to) { _mm512_storeu_ps(to, totals); }
 
 template <int N>
-inline void block_q4(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q4(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals (*totals)[1]) {
     const __m512i low = _mm512_set1_epi8(15);
-    __m512i q[8];
-    for (int p = 0; p < 4; p++) {
-        __m512i both = _mm512_loadu_si512(block + 64 * p);
-        q[p] = _mm512_and_si512(both, low);
-        q[p + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+    __m512i whole[N];
+    for (int t = 0; t < N; t++) whole[t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        __m512i both = _mm512_loadu_si512(block + 64 * (g % 4));
+        __m512i q = _mm512_and_si512(g < 4 ? both : _mm512_srli_epi16(both, 4), low);
+        for (int t = 0; t < N; t++) whole[t] = _mm512_dpbusd_epi32(whole[t], q, _mm512_set1_epi32(four(x[t] + 4 * g)));
     }
     __m512 step = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(block + 256)));
     __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(block + 288)));
     for (int t = 0; t < N; t++) {
-        __m512i whole = _mm512_setzero_si512();
-        for (int g = 0; g < 8; g++) whole = _mm512_dpbusd_epi32(whole, q[g], _mm512_set1_epi32(four(x[t] + 4 * g)));
         __m512 factor = _mm512_mul_ps(step, _mm512_set1_ps(steps[t][0]));
-        totals[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), factor, totals[t]);
-        totals[t] = _mm512_fmadd_ps(least, _mm512_set1_ps(steps[t][1]), totals[t]);
+        totals[t][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[t]), factor, totals[t][0]);
+        totals[t][0] = _mm512_fmadd_ps(least, _mm512_set1_ps(steps[t][1]), totals[t][0]);
     }
 }
 
 template <int N>
-inline void block_q8(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q8(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals (*totals)[1]) {
     const __m512i sign = _mm512_set1_epi8(-128);
-    __m512i q[8];
-    for (int g = 0; g < 8; g++) q[g] = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * g), sign);  // q + 128
+    __m512i whole[N];
+    for (int t = 0; t < N; t++) whole[t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        __m512i q = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * g), sign);  // q + 128, an unsigned byte
+        for (int t = 0; t < N; t++) whole[t] = _mm512_dpbusd_epi32(whole[t], q, _mm512_set1_epi32(four(x[t] + 4 * g)));
+    }
     __m512 step = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(block + 512)));
     for (int t = 0; t < N; t++) {
-        __m512i whole = _mm512_setzero_si512(), inputs = _mm512_setzero_si512();
-        for (int g = 0; g < 8; g++) {
-            __m512i some = _mm512_set1_epi32(four(x[t] + 4 * g));
-            whole = _mm512_dpbusd_epi32(whole, q[g], some);
-            inputs = _mm512_dpbusd_epi32(inputs, sign, some);  // 128 as an unsigned byte
-        }
+        // Both are whole numbers below 2^24.
+        __m512 products = _mm512_sub_ps(_mm512_cvtepi32_ps(whole[t]), _mm512_set1_ps(128 * steps[t][2]));
         __m512 factor = _mm512_mul_ps(step, _mm512_set1_ps(steps[t][0]));
-        totals[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole, inputs)), factor, totals[t]);
+        totals[t][0] = _mm512_fmadd_ps(products, factor, totals[t][0]);
     }
 }
 
 #elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
 
 typedef __m256 Totals;
-constexpr int64_t LANES = 8;
+constexpr int64_t LANES = 8, VECTORS = ROWS / LANES;
+constexpr int TOGETHER_Q4 = 6, TOGETHER_Q8 = 4;  // tokens, whose sums the registers hold
 
 inline Totals no_totals() { return _mm256_setzero_ps(); }
 inline void read_totals(const Totals &totals, float *to) { _mm256_storeu_ps(to, totals); }
 
 inline __m256 halves(const uint8_t *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
 
+// Now, and not at the end: a compiler that puts sums off needs more registers than there are.
+inline void have(__m256i &sums) { asm volatile("" : "+x"(sums)); }
+
 template <int N>
-inline void block_q4(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q4(const uint8_t *block, const int8_t *const *x, const float *const *steps,
+                     Totals (*totals)[VECTORS]) {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256i q[8];
-    for (int p = 0; p < 4; p++) {
-        __m256i both = _mm256_loadu_si256((const __m256i *)(block + 64 * p + 4 * lane));
-        q[p] = _mm256_and_si256(both, low);
-        q[p + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    __m256i whole[N][VECTORS];
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        __m256i q[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            __m256i both = _mm256_loadu_si256((const __m256i *)(block + 64 * (g % 4) + 32 * v));
+            q[v] = _mm256_and_si256(g < 4 ? both : _mm256_srli_epi16(both, 4), low);
+        }
+        for (int t = 0; t < N; t++) {
+            __m256i inputs = _mm256_set1_epi32(four(x[t] + 4 * g));
+            for (int v = 0; v < VECTORS; v++) {
+                // 16 bits are enough for eight of them: 8 · 2 · 15 · 127 = 30,480.
+                __m256i pairs = _mm256_maddubs_epi16(q[v], inputs);
+                whole[t][v] = g ? _mm256_add_epi16(whole[t][v], pairs) : pairs;
+                if (N > 1) have(whole[t][v]);
+            }
+        }
     }
-    __m256 step = halves(block + 256 + 2 * lane), least = halves(block + 288 + 2 * lane);
-    for (int t = 0; t < N; t++) {
-        // 16 bits are enough for eight of them: 8 · 2 · 15 · 127 = 30,480.
-        __m256i whole = _mm256_maddubs_epi16(q[0], _mm256_set1_epi32(four(x[t])));
-        for (int g = 1; g < 8; g++)
-            whole = _mm256_add_epi16(whole, _mm256_maddubs_epi16(q[g], _mm256_set1_epi32(four(x[t] + 4 * g))));
-        __m256 products = _mm256_cvtepi32_ps(_mm256_madd_epi16(whole, ones));
-        __m256 factor = _mm256_mul_ps(step, _mm256_set1_ps(steps[t][0]));
-        totals[t] = _mm256_fmadd_ps(products, factor, totals[t]);
-        totals[t] = _mm256_fmadd_ps(least, _mm256_set1_ps(steps[t][1]), totals[t]);
+    for (int v = 0; v < VECTORS; v++) {
+        __m256 step = halves(block + 256 + 16 * v), least = halves(block + 288 + 16 * v);
+        for (int t = 0; t < N; t++) {
+            __m256 products = _mm256_cvtepi32_ps(_mm256_madd_epi16(whole[t][v], ones));
+            __m256 factor = _mm256_mul_ps(step, _mm256_set1_ps(steps[t][0]));
+            totals[t][v] = _mm256_fmadd_ps(products, factor, totals[t][v]);
+            totals[t][v] = _mm256_fmadd_ps(least, _mm256_set1_ps(steps[t][1]), totals[t][v]);
+        }
     }
 }
 
 template <int N>
-inline void block_q8(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q8(const uint8_t *block, const int8_t *const *x, const float *const *steps,
+                     Totals (*totals)[VECTORS]) {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256 step = halves(block + 512 + 2 * lane);
-    __m256i whole[N];
-    for (int t = 0; t < N; t++) whole[t] = _mm256_setzero_si256();
+    __m256i whole[N][VECTORS];
+#pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
-        __m256i q = _mm256_loadu_si256((const __m256i *)(block + 64 * g + 4 * lane));
-        __m256i size = _mm256_sign_epi8(q, q);
+        __m256i q[VECTORS], sizes[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            q[v] = _mm256_loadu_si256((const __m256i *)(block + 64 * g + 32 * v));
+            sizes[v] = _mm256_sign_epi8(q[v], q[v]);
+        }
         for (int t = 0; t < N; t++) {
-            __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(four(x[t] + 4 * g)), q);
-            __m256i pairs = _mm256_maddubs_epi16(size, inputs);  // at most 2 · 127 · 127
-            whole[t] = _mm256_add_epi32(whole[t], _mm256_madd_epi16(pairs, ones));
+            __m256i inputs = _mm256_set1_epi32(four(x[t] + 4 * g));
+            for (int v = 0; v < VECTORS; v++) {
+                __m256i pairs = _mm256_maddubs_epi16(sizes[v], _mm256_sign_epi8(inputs, q[v]));  // 2 · 127 · 127 at most
+                __m256i fours = _mm256_madd_epi16(pairs, ones);
+                whole[t][v] = g ? _mm256_add_epi32(whole[t][v], fours) : fours;
+                if (N > 1) have(whole[t][v]);
+            }
         }
     }
-    for (int t = 0; t < N; t++) {
-        __m256 factor = _mm256_mul_ps(step, _mm256_set1_ps(steps[t][0]));
-        totals[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[t]), factor, totals[t]);
+    for (int v = 0; v < VECTORS; v++) {
+        __m256 step = halves(block + 512 + 16 * v);
+        for (int t = 0; t < N; t++) {
+            __m256 factor = _mm256_mul_ps(step, _mm256_set1_ps(steps[t][0]));
+            totals[t][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[t][v]), factor, totals[t][v]);
+        }
     }
 }
 
@@ -437,13 +475,14 @@ inline void block_q8(const uint8_t *block, int64_t lane, const int8_t *const *x,
 struct Totals {
     float of[ROWS];
 };
-constexpr int64_t LANES = ROWS;
+constexpr int64_t LANES = ROWS, VECTORS = 1;
+constexpr int TOGETHER_Q4 = 4, TOGETHER_Q8 = 4;  // tokens
 
 inline Totals no_totals() { return {}; }
 inline void read_totals(const Totals &totals, float *to) { std::copy(totals.of, totals.of + ROWS, to); }
 
 template <int N, bool IS_Q4>
-inline void block_of_any(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals *totals) {
+inline void block_of_any(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals (*totals)[1]) {
     for (int t = 0; t < N; t++) {
         int32_t whole[ROWS] = {};
         for (int g = 0; g < 8; g++)
@@ -458,68 +497,70 @@ inline void block_of_any(const uint8_t *block, const int8_t *const *x, const flo
         for (int r = 0; r < ROWS; r++) {
             uint16_t bits;
             std::memcpy(&bits, behind + 2 * r, 2);
-            totals[t].of[r] += whole[r] * (half(bits) * steps[t][0]);
+            totals[t]->of[r] += whole[r] * (half(bits) * steps[t][0]);
             if (!IS_Q4) continue;
             std::memcpy(&bits, behind + 32 + 2 * r, 2);
-            totals[t].of[r] += half(bits) * steps[t][1];
+            totals[t]->of[r] += half(bits) * steps[t][1];
         }
     }
 }
 
 template <int N>
-inline void block_q4(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q4(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals (*totals)[1]) {
     block_of_any<N, true>(block, x, steps, totals);
 }
 
 template <int N>
-inline void block_q8(const uint8_t *block, int64_t lane, const int8_t *const *x, const float *const *steps,
-                     Totals *totals) {
+inline void block_q8(const uint8_t *block, const int8_t *const *x, const float *const *steps, Totals (*totals)[1]) {
     block_of_any<N, false>(block, x, steps, totals);
 }
 
 #endif
 
 template <int N, bool IS_Q4>
-inline void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t row) {
+void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t row) {
     constexpr int64_t BYTES = IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8;
-    // One token's time is that of reading weights, so that all 16 outputs go along with one reading; the registers of
-    // several tokens have room for a vector of outputs.
-    constexpr int64_t VECTORS = N == 1 ? ROWS / LANES : 1;
     const int64_t n_blocks = op.width / COLUMNS;
-    for (int64_t lane = 0; lane < ROWS; lane += VECTORS * LANES) {
-        const int8_t *x[N];
-        const float *steps[N];
-        Totals totals[VECTORS][N];
+    const int8_t *x[N];
+    const float *steps[N];
+    Totals totals[N][VECTORS];
+    for (int t = 0; t < N; t++) {
+        x[t] = pass.rounded + (token + t) * op.width;
+        steps[t] = pass.steps + (token + t) * n_blocks * STEPS;
+        for (int v = 0; v < VECTORS; v++) totals[t][v] = no_totals();
+    }
+    for (int64_t b = 0; b < n_blocks; b++) {
+        const uint8_t *block = strip + b * BYTES;
+        if (N == 1)  // whose time is that of reading weights
+            for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD + at);
+        if (IS_Q4)
+            block_q4<N>(block, x, steps, totals);
+        else
+            block_q8<N>(block, x, steps, totals);
+        for (int t = 0; t < N; t++) x[t] += COLUMNS, steps[t] += STEPS;
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        const int64_t first = row + v * LANES, here = std::min(LANES, op.rows - first);
         for (int t = 0; t < N; t++) {
-            x[t] = pass.rounded + (token + t) * op.width;
-            steps[t] = pass.steps + (token + t) * n_blocks * 2;
-            for (int v = 0; v < VECTORS; v++) totals[v][t] = no_totals();
-        }
-        for (int64_t b = 0; b < n_blocks; b++) {
-            const uint8_t *block = strip + b * BYTES;
-            if (N == 1)
-                for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD + at);
-            for (int v = 0; v < VECTORS; v++)
-                if (IS_Q4)
-                    block_q4<N>(block, lane + v * LANES, x, steps, totals[v]);
-                else
-                    block_q8<N>(block, lane + v * LANES, x, steps, totals[v]);
-            for (int t = 0; t < N; t++) x[t] += COLUMNS, steps[t] += 2;
-        }
-        for (int v = 0; v < VECTORS; v++) {
-            const int64_t first = row + lane + v * LANES, here = std::min(LANES, op.rows - first);
-            for (int t = 0; t < N; t++) {
-                float results[LANES], *out = pass.buffers[op.out] + (token + t) * op.out_width + op.offset;
-                read_totals(totals[v][t], results);
-                for (int64_t r = 0; r < here; r++) put_result(op, out, first + r, results[r]);
-            }
+            float results[LANES], *out = pass.buffers[op.out] + (token + t) * op.out_width + op.offset;
+            read_totals(totals[t][v], results);
+            for (int64_t r = 0; r < here; r++) put_result(op, out, first + r, results[r]);
         }
     }
 }
 
+// The last tokens of a portion, fewer than N + 1.
+template <int N, bool IS_Q4>
+void last_packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row) {
+    if (stop - token == N)
+        packed_rows<N, IS_Q4>(op, pass, strip, token, row);
+    else if constexpr (N > 1)
+        last_packed_rows<N - 1, IS_Q4>(op, pass, strip, token, stop, row);
+}
+
 template <bool IS_Q4>
 void packed_linear(const Op &op, const Pass &pass, const Thread &me) {
+    constexpr int TOGETHER = IS_Q4 ? TOGETHER_Q4 : TOGETHER_Q8;
     if (!(op.variant & AGAIN)) {
         round_inputs(op, pass, me);
         me.barrier->wait();
@@ -527,15 +568,13 @@ void packed_linear(const Op &op, const Pass &pass, const Thread &me) {
     const uint8_t *weights = (const uint8_t *)op.weights;
     int64_t stride = op.width / COLUMNS * (IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8);  // bytes of 16 outputs
     int64_t n = (op.rows + ROWS - 1) / ROWS, first = me.begin(n), last = me.end(n);
-    int64_t tokens = std::max<int64_t>(4, (1 << 17) / op.width / 4 * 4);
+    int64_t tokens = std::max<int64_t>(TOGETHER, (1 << 17) / op.width / TOGETHER * TOGETHER);
     for (int64_t start = 0; start < pass.n_tokens; start += tokens)
         for (int64_t b = first; b < last; b++) {
             int64_t stop = std::min(pass.n_tokens, start + tokens), t = start;
             const uint8_t *blocks = weights + b * stride;
-            for (; t + 4 <= stop; t += 4) packed_rows<4, IS_Q4>(op, pass, blocks, t, b * ROWS);
-            if (stop - t == 3) packed_rows<3, IS_Q4>(op, pass, blocks, t, b * ROWS);
-            if (stop - t == 2) packed_rows<2, IS_Q4>(op, pass, blocks, t, b * ROWS);
-            if (stop - t == 1) packed_rows<1, IS_Q4>(op, pass, blocks, t, b * ROWS);
+            for (; t + TOGETHER <= stop; t += TOGETHER) packed_rows<TOGETHER, IS_Q4>(op, pass, blocks, t, b * ROWS);
+            last_packed_rows<TOGETHER - 1, IS_Q4>(op, pass, blocks, t, stop, b * ROWS);
         }
 }
 
@@ -751,11 +790,14 @@ inline void add_values(const Query *queries, const float (*weights)[KEYS], const
         vec out[N][4];
         for (int i = 0; i < N; i++)
             for (int j = 0; j < 4; j++) out[i][j] = load(queries[i].sums + d + j * W);
-        for (int64_t k = first; k < last; k++)
+        for (int64_t k = first; k < last; k++) {
+            vec weight[N];
+            for (int i = 0; i < N; i++) weight[i] = spread(weights[i][k]);
             for (int j = 0; j < 4; j++) {
                 vec value = load(values[k] + d + j * W);
-                for (int i = 0; i < N; i++) out[i][j] = fused(value, vec{} + weights[i][k], out[i][j]);
+                for (int i = 0; i < N; i++) out[i][j] = fused(value, weight[i], out[i][j]);
             }
+        }
         for (int i = 0; i < N; i++)
             for (int j = 0; j < 4; j++) store(queries[i].sums + d + j * W, out[i][j]);
     }

@@ -26,11 +26,11 @@ class Rounded(NamedTuple):
     numbers: Tensor
     """int8 [n_tokens, width]"""
     steps: Tensor
-    """fp32 [n_tokens, width / 32, 2]: of each block what a number counts, and that times their sum."""
+    """fp32 [n_tokens, width / 32, 3]: of each block what a number counts, that times their sum, and their sum."""
 
     @classmethod
     def of(cls, n_tokens: int, width: int) -> Rounded:
-        return cls(torch.empty(n_tokens, width, dtype=torch.int8), torch.empty(n_tokens, -(-width // 32), 2))
+        return cls(torch.empty(n_tokens, width, dtype=torch.int8), torch.empty(n_tokens, -(-width // 32), 3))
 
 
 class Op(ctypes.Structure):
