@@ -173,5 +173,5 @@ def test_numbers_of_any_size_are_activated_as_pytorch_does() -> None:
     n = gate.shape[1]
     op = Op(kind=forward.ACTIVATE, in_=0, out=1, width=2 * n, rows=n, out_width=n)
     op.variant = forward.ACTIVATIONS.index("swiglu")
-    forward.run((Op * 1)(op), [wide, out], 1)
+    forward.run((Op * 1)(op), forward.addresses([wide, out]), 1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)

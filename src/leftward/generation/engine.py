@@ -211,9 +211,8 @@ class Engine:
 
     def _read(self, jobs: list[Job], new: list[list[int]], **asked: Any) -> Tensor:
         """The next tokens of each; what the head reads, [B, T, D]. The one call of the model."""
-        ids = torch.zeros(len(jobs), max(map(len, new)), dtype=torch.long)
-        for row, tokens in enumerate(new):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
+        longest = max(map(len, new))
+        ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
         caches = [job.cache for job in jobs if job.cache is not None]
         cache = caches[0] if len(jobs) == 1 else Rows(caches)
         in_front = 0 if "prefix_embeddings" not in asked else asked["prefix_embeddings"].shape[1]

@@ -15,7 +15,6 @@ from itertools import repeat
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -131,7 +130,7 @@ def large_products_are_pytorchs() -> bool:
     if seconds(lambda: nn.functional.linear(few, weights)) > 0.02:
         return False
     return seconds(lambda: nn.functional.linear(narrow, weights)) < seconds(
-        lambda: forward.run(ops, [x, out], n_tokens)
+        lambda: forward.run(ops, forward.addresses([x, out]), n_tokens)
     )
 
 
@@ -145,6 +144,18 @@ def weights_of(decoder: Decoder) -> list[tuple[Packed | torch.dtype, int]]:
         elif isinstance(module, nn.Linear):
             found.append((module.weight.dtype, module.weight.numel()))
     return found
+
+
+def _tokens(ids: Tensor, starts: list[int], counts: list[int]) -> Tensor:
+    """Of ids [B, T], of which `counts` are real, behind `starts`: int64 [3, n_tokens], as `forward.run` takes them."""
+    if ids.shape[1] == 1 == min(counts):  # nearly all passes, each as short as a token's matrices take
+        return torch.tensor((ids[:, 0].tolist(), range(len(starts)), starts))
+    rows, columns = torch.nonzero(_is_real(ids.shape[1], counts), as_tuple=True)
+    return torch.stack((ids[rows, columns], rows, torch.tensor(starts)[rows] + columns))
+
+
+def _is_real(n_new: int, counts: list[int]) -> Tensor:  # → [B, n_new]
+    return torch.arange(n_new) < torch.tensor(counts)[:, None]
 
 
 class Program:
@@ -205,19 +216,14 @@ class Program:
             weights = (tensor for tensor in self._kept if isinstance(tensor, Tensor))
             parts_of_packed = (part.data for packed in packed_of(self._decoder).values() for part in packed)
             use_large_pages([*weights, *parts_of_packed])
-        # numpy's, whose operations on a few numbers take a quarter of the time of torch's.
-        token_rows = np.repeat(np.arange(batch), counts)
-        columns = np.concatenate([np.arange(count) for count in counts])
-        places = np.array(starts)[token_rows] + columns
-        n_tokens = len(places)
+        tokens = _tokens(ids, starts, counts)
+        n_tokens = tokens.shape[1]
         self._room(n_tokens)
         forward.run(
             self._body,
-            self._buffers,
+            self._addresses,
             n_tokens,
-            ids=torch.from_numpy(ids.numpy()[token_rows, columns]),
-            rows=torch.from_numpy(token_rows),
-            places=torch.from_numpy(places),
+            tokens=tokens,
             caches=caches,
             cache_type=forward.kind_of(first.keys[0].dtype),
             overwrites=self._overwrites(caches, ends, counts),
@@ -228,7 +234,7 @@ class Program:
         if n_tokens == batch * n_new:
             return stream.view(batch, n_new, -1).clone()
         out = torch.zeros(batch, n_new, self.config.d_model)
-        out[token_rows, columns] = stream
+        out[_is_real(n_new, counts)] = stream
         return out
 
     @torch.inference_mode()
@@ -238,12 +244,13 @@ class Program:
         flat = hidden.reshape(-1, config.d_model).contiguous()
         self._room(len(flat))
         products = torch.empty(len(flat), config.padded_vocab_size)
-        forward.run(self._head, [flat, products], len(flat), rounded=self._rounded)
+        forward.run(self._head, forward.addresses([flat, products]), len(flat), rounded=self._rounded)
         return self._decoder.scaled(products).view(*hidden.shape[:-1], config.vocab_size)
 
     def _room(self, n_tokens: int) -> None:
         if not self._buffers or len(self._buffers[0]) < n_tokens:
             self._buffers = [torch.empty(n_tokens, width) for width in self._widths]
+            self._addresses = forward.addresses(self._buffers)
             self._rounded = Rounded.of(n_tokens, max(self._widths))
 
     # ---- operations

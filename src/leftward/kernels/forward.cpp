@@ -177,6 +177,15 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
+// What is to be in a register here: left to itself, a compiler reads the same number from memory for every use, or puts
+// sums off until it needs more registers than the 16 that AVX2 has.
+template <typename V>
+inline void pin(V &v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm volatile("" : "+x"(v));
+#endif
+}
+
 // The sums of 8 vectors: the upper half of each added to its lower half, and so on.
 inline void sums_of_8(const vec *v, float *to) {
 #if defined(__AVX2__)
@@ -403,9 +412,6 @@ inline void read_totals(const Totals &totals, float *to) { _mm256_storeu_ps(to, 
 
 inline __m256 halves(const uint8_t *from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
 
-// Now, and not at the end: a compiler that puts sums off needs more registers than there are.
-inline void have(__m256i &sums) { asm volatile("" : "+x"(sums)); }
-
 template <int N>
 inline void block_q4(const uint8_t *block, const int8_t *const *x, const float *const *steps,
                      Totals (*totals)[VECTORS]) {
@@ -424,7 +430,7 @@ inline void block_q4(const uint8_t *block, const int8_t *const *x, const float *
                 // 16 bits are enough for eight of them: 8 · 2 · 15 · 127 = 30,480.
                 __m256i pairs = _mm256_maddubs_epi16(q[v], inputs);
                 whole[t][v] = g ? _mm256_add_epi16(whole[t][v], pairs) : pairs;
-                if (N > 1) have(whole[t][v]);
+                if (N > 1) pin(whole[t][v]);
             }
         }
     }
@@ -457,7 +463,7 @@ inline void block_q8(const uint8_t *block, const int8_t *const *x, const float *
                 __m256i pairs = _mm256_maddubs_epi16(sizes[v], _mm256_sign_epi8(inputs, q[v]));  // 2 · 127 · 127 at most
                 __m256i fours = _mm256_madd_epi16(pairs, ones);
                 whole[t][v] = g ? _mm256_add_epi32(whole[t][v], fours) : fours;
-                if (N > 1) have(whole[t][v]);
+                if (N > 1) pin(whole[t][v]);
             }
         }
     }
@@ -568,7 +574,7 @@ void packed_linear(const Op &op, const Pass &pass, const Thread &me) {
     const uint8_t *weights = (const uint8_t *)op.weights;
     int64_t stride = op.width / COLUMNS * (IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8);  // bytes of 16 outputs
     int64_t n = (op.rows + ROWS - 1) / ROWS, first = me.begin(n), last = me.end(n);
-    int64_t tokens = std::max<int64_t>(TOGETHER, (1 << 17) / op.width / TOGETHER * TOGETHER);
+    int64_t tokens = std::max<int64_t>(TOGETHER, (1 << 14) / op.width / TOGETHER * TOGETHER);
     for (int64_t start = 0; start < pass.n_tokens; start += tokens)
         for (int64_t b = first; b < last; b++) {
             int64_t stop = std::min(pass.n_tokens, start + tokens), t = start;
@@ -753,12 +759,15 @@ struct Portion {  // of the keys of a row that follow one another from place `st
 // Scores of N queries and 8 keys, of which the last ones may be missing.
 template <int N, typename C, int64_t FIXED>
 inline void scores_of_8(const Query *queries, const C *const *keys, int64_t n, int64_t head_dim, float (*to)[KEYS]) {
-    vec products[N][8] = {};
+    vec products[N][8];
+    if (n < 8) std::memset(products, 0, sizeof products);  // of the missing ones
     int64_t whole = head_dim / W * W;
     for (int64_t j = 0; j < n; j += 4) {
         vec some[N][4] = {};
         const C *four[4];
         for (int64_t i = 0; i < 4; i++) four[i] = keys[std::min(j + i, n - 1)];
+// All of a head unrolled would keep its queries on the stack.
+#pragma GCC unroll 2
         for (int64_t d = 0; d < whole; d += W) {
             vec q[N];
             for (int i = 0; i < N; i++) q[i] = load(queries[i].q + d);
@@ -795,6 +804,7 @@ inline void add_values(const Query *queries, const float (*weights)[KEYS], const
             for (int i = 0; i < N; i++) weight[i] = spread(weights[i][k]);
             for (int j = 0; j < 4; j++) {
                 vec value = load(values[k] + d + j * W);
+                pin(value);
                 for (int i = 0; i < N; i++) out[i][j] = fused(value, weight[i], out[i][j]);
             }
         }
@@ -833,23 +843,26 @@ void meet(const Attention &a, Query *queries, const Portion &portion, int64_t he
         const int64_t n = seen[i];
         if (!n) continue;
         float *of = scores[i];
-        for (int64_t k = 0; k < n; k++) of[k] *= a.scale;
+        const int64_t end = (n + W - 1) / W * W;  // of whole vectors
+        for (int64_t k = 0; k < end; k += W) store(of + k, load(of + k) * a.scale);
         if (IS_SCALED)
             for (int64_t k = 0; k < n; k++) of[k] *= portion.key_scales[k];
         if (a.softcap > 0)
             for (int64_t k = 0; k < n; k++) of[k] = a.softcap * std::tanh(of[k] / a.softcap);
         if (a.slopes)
             for (int64_t k = 0; k < n; k++) of[k] -= query.slope * float(query.place - (portion.start + k));
-        for (int64_t k = n; k < KEYS; k++) of[k] = -INFINITY;
+        for (int64_t k = n; k < end; k++) of[k] = -INFINITY;
         vec tops = load(of), weights = {};
-        for (int64_t k = W; k < KEYS; k += W) {
+        for (int64_t k = W; k < end; k += W) {
             vec some = load(of + k);
             tops = some > tops ? some : tops;
         }
         float top = query.largest;
         for (int64_t k = 0; k < W; k++) top = tops[k] > top ? tops[k] : top;
-        for (int64_t k = 0; k < KEYS; k++) of[k] = k < n ? fast_exp(of[k] - top) : 0;
-        for (int64_t k = 0; k < KEYS; k += W) weights += load(of + k);
+        for (int64_t k = 0; k < end; k += W) {
+            for (int64_t j = 0; j < W; j++) of[k + j] = fast_exp(of[k + j] - top);
+            weights += load(of + k);
+        }
         float before = query.largest == top ? 1.0f : query.largest == -INFINITY ? 0.0f : fast_exp(query.largest - top);
         query.total = fused(query.total, before, sum(weights));
         query.largest = top;

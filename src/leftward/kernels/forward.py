@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple
 
@@ -68,38 +69,38 @@ class _Pass(ctypes.Structure):
 
 def run(
     ops: Any,
-    buffers: list[Tensor],
+    buffers: Any,
     n_tokens: int,
     *,
-    ids: Tensor | None = None,
-    rows: Tensor | None = None,
-    places: Tensor | None = None,
+    tokens: Tensor | None = None,
     caches: Tensor | None = None,
     cache_type: int = 0,
     overwrites: Tensor | None = None,
     rounded: Rounded | None = None,
 ) -> None:
-    """Work off `ops`, an array of Op, on the first `n_tokens` rows of `buffers`.
+    """Work off `ops`, an array of Op, on the first `n_tokens` rows of the buffers at these `addresses`.
 
     Args:
-        ids, rows, places: int64 [n_tokens]: each token's id, row of the cache and place; the tokens of a row follow one
-            another.
+        tokens: int64 [3, n_tokens]: each one's id, row of the cache and place; the tokens of a row follow one another.
         caches: int64 [layers, rows, CACHE_FIELDS].
         cache_type: the kind of its numbers.
         overwrites: int64 [layers], 1 where what is written takes the place of what the pass's own first tokens see.
         rounded: room for the widest input of packed weights.
     """
-    library = native.library()
-    pointers = (c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+    first = address(tokens)
+    each = (None,) * 3 if first is None else (first, first + 8 * n_tokens, first + 16 * n_tokens)
+    n_rows = 0 if caches is None else caches.shape[1]
+    numbers, steps = (None, None) if rounded is None else (address(rounded.numbers), address(rounded.steps))
     this = _Pass(
-        ctypes.addressof(pointers),
-        n_tokens,
-        *(address(tensor) for tensor in (ids, rows, places, caches)),
-        0 if caches is None else caches.shape[1],
-        cache_type,
-        *(address(tensor) for tensor in (overwrites, *(rounded or (None, None)))),
-    )
-    library.leftward_forward(ops, c_int64(len(ops)), ctypes.byref(this))
+        ctypes.addressof(buffers), n_tokens, *each, address(caches), n_rows, cache_type, address(overwrites),
+        numbers, steps,
+    )  # fmt: skip
+    native.library().leftward_forward(ops, c_int64(len(ops)), ctypes.byref(this))
+
+
+def addresses(buffers: Sequence[Tensor]) -> Any:
+    """An array of them, for `run`. The buffers must be kept as long as it is."""
+    return (c_void_p * len(buffers))(*map(address, buffers))
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -90,7 +90,8 @@ class PackedLinear(nn.Module):
         flat = x.float().reshape(-1, self.in_features).contiguous()
         out = torch.empty(len(flat), self.out_features)
         ops = self.ops(source=0, target=1, out_width=self.out_features)
-        forward.run((Op * len(ops))(*ops), [flat, out], len(flat), rounded=Rounded.of(len(flat), self.in_features))
+        rounded = Rounded.of(len(flat), self.in_features)
+        forward.run((Op * len(ops))(*ops), forward.addresses([flat, out]), len(flat), rounded=rounded)
         return out.view(*x.shape[:-1], self.out_features)
 
     def ops(self, source: int, target: int, out_width: int, adds: bool = False, scale: float = 1.0) -> list[Op]:
