@@ -220,11 +220,11 @@ def test_idle_rows_are_passed_over() -> None:
         for row, n in zip(pool.rows, (2, 5, 7), strict=True):
             decoder.hidden(ids[:1, :n], row)
         before = [tensor[1, :, :-1].clone() for held in pool.held for tensor in held]
-        found = [steps.hidden(ids[1:, turn : turn + 1], [pool.rows[0], pool.rows[2]]) for turn in range(2)]
+        found = [steps.hidden(ids[1:, turn].tolist(), [pool.rows[0], pool.rows[2]]) for turn in range(2)]
         for turn, hidden in enumerate(found):  # what was recorded, and repeated, which has not overwritten the first
             for got, n, other in zip(hidden, (2, 7), (1, 2), strict=True):
                 whole = torch.cat((ids[0, :n], ids[other, : turn + 1]))[None]
-                torch.testing.assert_close(got, decoder.hidden(whole)[0, -1:], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(got, decoder.hidden(whole)[0, -1], atol=1e-5, rtol=1e-5)
         assert all(map(torch.equal, before, (tensor[1, :, :-1] for held in pool.held for tensor in held)))
     assert [row.lengths[0] for row in pool.rows] == [4, 5, 9]
 

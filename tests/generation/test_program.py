@@ -14,7 +14,7 @@ from leftward import Config
 from leftward.formats.packing import with_packed_weights
 from leftward.generation.program import Program, can_say
 from leftward.kernels import forward, native
-from leftward.kernels.forward import Op
+from leftward.kernels.forward import Op, Work
 from leftward.model.cache import KVCache, Rows
 from leftward.model.decoder import Decoder
 from random_models import configs, random_decoder
@@ -41,10 +41,10 @@ def test_hidden_and_logits_are_the_decoders(config: Config, seed: int, data: st.
         logits = decoder.logits(hidden)
     cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=4)) | {0, length})
     cache = KVCache(config, 2, length, rewindable=data.draw(st.integers(0, 4)))
-    parts = [program.hidden(ids[:, a:b], cache) for a, b in itertools.pairwise(cuts)]
+    parts = [program.hidden(ids[:, a:b].tolist(), cache).view(2, b - a, -1) for a, b in itertools.pairwise(cuts)]
     ours = torch.cat(parts, dim=1)
     torch.testing.assert_close(ours, hidden, rtol=2e-4, atol=2e-4)
-    torch.testing.assert_close(program.logits(ours), logits, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(program.logits(ours.flatten(0, 1)), logits.flatten(0, 1), rtol=2e-4, atol=2e-4)
 
 
 def with_weights(decoder: Decoder, kind: str) -> Decoder:
@@ -62,7 +62,7 @@ def test_company_and_portions_change_no_bit(kind: str, config: Config, seed: int
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     texts = [torch.randint(37, (chance.randint(1, 24),), generator=generator) for _ in range(5)]
     dtype = {"bf16": torch.bfloat16, "int8 cache": torch.int8}.get(kind, torch.float32)
-    alone = [program.hidden(text[None], KVCache(config, 1, 24, dtype))[0] for text in texts]
+    alone = [program.hidden([text.tolist()], KVCache(config, 1, 24, dtype)) for text in texts]
     # Memory of its own for each, of a size of its own.
     rooms = [chance.randint(len(text), 30) for text in texts]
     caches = [KVCache(config, 1, room, dtype, rewindable=chance.randint(0, 3)) for room in rooms]
@@ -70,13 +70,10 @@ def test_company_and_portions_change_no_bit(kind: str, config: Config, seed: int
     while rows := [row for row in range(5) if caches[row].lengths[0] < len(texts[row])]:
         rows = chance.sample(rows, chance.randint(1, len(rows)))
         counts = [chance.randint(1, len(texts[row]) - caches[row].lengths[0]) for row in rows]
-        ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            at = caches[row].lengths[0]
-            ids[i, :count] = texts[row][at : at + count]
-        hidden = program.hidden(ids, Rows([caches[row] for row in rows]), counts)
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            parts[row].append(hidden[i, :count])
+        new = [texts[row][caches[row].lengths[0] :][:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        hidden = program.hidden(new, Rows([caches[row] for row in rows]))
+        for row, part in zip(rows, hidden.split(counts), strict=True):
+            parts[row].append(part)
     for text_alone, together in zip(alone, parts, strict=True):
         assert torch.equal(text_alone, torch.cat(together))
     every = torch.cat(alone)
@@ -110,7 +107,7 @@ def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed:
     program, chance = Program(decoder), random.Random(seed)
     lengths = [chance.choice([63, 64, 65, 127, 129, 200]), chance.randint(1, 200)]
     texts = [torch.randint(37, (n,), generator=torch.Generator().manual_seed(seed)) for n in lengths]
-    alone = [program.hidden(text[None], KVCache(config, 1, 200, dtype))[0] for text in texts]
+    alone = [program.hidden([text.tolist()], KVCache(config, 1, 200, dtype)) for text in texts]
     with torch.inference_mode():
         for text, ours in zip(texts, alone, strict=True):
             expected = decoder.hidden(text[None], KVCache(config, 1, 200, dtype))[0]
@@ -121,12 +118,10 @@ def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed:
     most = chance.choice([3, 9, 70, 200])
     while rows := [row for row in (0, 1) if caches[row].lengths[0] < len(texts[row])]:
         counts = [chance.randint(1, min(most, len(texts[row]) - caches[row].lengths[0])) for row in rows]
-        ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            ids[i, :count] = texts[row][caches[row].lengths[0] :][:count]
-        hidden = program.hidden(ids, Rows([caches[row] for row in rows]), counts)
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            parts[row].append(hidden[i, :count])
+        new = [texts[row][caches[row].lengths[0] :][:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        hidden = program.hidden(new, Rows([caches[row] for row in rows]))
+        for row, part in zip(rows, hidden.split(counts), strict=True):
+            parts[row].append(part)
     for text_alone, together in zip(alone, parts, strict=True):
         assert torch.equal(text_alone, torch.cat(together))
 
@@ -140,7 +135,9 @@ def test_packed_weights_say_nearly_the_same(kind: str) -> None:
     with torch.inference_mode():
         expected, ours = decoder(ids).log_softmax(-1), packed(ids).log_softmax(-1)
     program = Program(packed)
-    through_program = program.logits(program.hidden(ids, KVCache(config, 2, 30))).log_softmax(-1)
+    through_program = (
+        program.logits(program.hidden(ids.tolist(), KVCache(config, 2, 30))).view(2, 30, -1).log_softmax(-1)
+    )
     torch.testing.assert_close(through_program, ours, rtol=0, atol=0.02)  # an input on a border rounds either way
     of_chance = (expected.exp() * (expected - ours)).sum(-1).mean()  # Kullback–Leibler
     assert of_chance < (0.1 if kind == "q4" else 0.001)
@@ -151,7 +148,7 @@ def test_a_context_that_is_too_long_is_refused() -> None:
     config = Config(vocab_size=10, max_seq_len=8, d_model=16, n_layers=1)
     program = Program(random_decoder(config))
     with pytest.raises(ValueError, match="longer than max_seq_len 8"):
-        program.hidden(torch.zeros(1, 9, dtype=torch.int64), KVCache(config, 1, 9))
+        program.hidden([[0] * 9], KVCache(config, 1, 9))
 
 
 def test_what_it_can_not_say() -> None:
@@ -173,5 +170,5 @@ def test_numbers_of_any_size_are_activated_as_pytorch_does() -> None:
     n = gate.shape[1]
     op = Op(kind=forward.ACTIVATE, in_=0, out=1, width=2 * n, rows=n, out_width=n)
     op.variant = forward.ACTIVATIONS.index("swiglu")
-    forward.run((Op * 1)(op), forward.addresses([wide, out]), 1)
+    Work([op], [wide, out])(1)
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)

@@ -26,7 +26,6 @@ from leftward.generation.program import Reader
 from leftward.generation.requests import Event, Job, Request
 from leftward.generation.sampling import choose
 from leftward.generation.speculative import Speculator
-from leftward.model.cache import Rows
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 
@@ -210,14 +209,8 @@ class Engine:
     # ---- reading
 
     def _read(self, jobs: list[Job], new: list[list[int]], **asked: Any) -> Tensor:
-        """The next tokens of each; what the head reads, [B, T, D]. The one call of the model."""
-        longest = max(map(len, new))
-        ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-        caches = [job.cache for job in jobs if job.cache is not None]
-        cache = caches[0] if len(jobs) == 1 else Rows(caches)
-        in_front = 0 if "prefix_embeddings" not in asked else asked["prefix_embeddings"].shape[1]
-        counts = [in_front + len(tokens) for tokens in new]
-        return self.reader.hidden(ids, cache, counts, **asked)
+        """The next tokens of each; what the head reads at them, row after row, [N, D]. The one call of the model."""
+        return self.reader.hidden(new, [job.cache for job in jobs if job.cache is not None], **asked)
 
     def _asked(self, job: Job, n_tokens: int) -> dict[str, Any]:
         """What a special prompt is read with."""
@@ -236,7 +229,8 @@ class Engine:
         self._propose(jobs)
         new = [[job.context[job.n_read], *(guess.token_id for guess in job.guesses)] for job in jobs]
         hidden = self._read(jobs, new)
-        return [(job, hidden[row, : len(new[row])]) for row, job in enumerate(jobs) if job.n_read >= len(job.context)]
+        parts = [hidden] if len(jobs) == 1 else hidden.split([len(tokens) for tokens in new])
+        return [(job, part) for job, part in zip(jobs, parts, strict=True) if job.n_read >= len(job.context)]
 
     def _propose(self, jobs: list[Job]) -> None:
         asked = [job for job in jobs if job.n_read == len(job.context) - 1 and job.left > 1]
@@ -273,8 +267,10 @@ class Engine:
         if not reading:
             return ready
         hidden = self._read(reading, chunks, **self._asked(reading[0], len(chunks[0])))
-        for row, (job, chunk) in enumerate(zip(reading, chunks, strict=True)):
-            last = hidden[row, -1 if job.special is not None else len(chunk) - 1]
+        # A special prompt is alone, and behind what is in front of it.
+        parts = [hidden] if len(reading) == 1 else hidden.split([len(chunk) for chunk in chunks])
+        for job, chunk, part in zip(reading, chunks, parts, strict=True):
+            last = part[-1]
             self._remember(job, chunk, last)
             if job.n_read == len(job.context):
                 ready.append((job, last[None]))
@@ -325,7 +321,8 @@ class Engine:
 
     def _choose(self, ready: list[tuple[Job, Tensor]]) -> list[Event]:
         """The next token of each; where guesses were read too, the ones behind it as long as the guesses are right."""
-        logits = self.reader.logits(torch.cat([hidden for _, hidden in ready]))  # [tokens, V]
+        parts = [hidden for _, hidden in ready]
+        logits = self.reader.logits(parts[0] if len(parts) == 1 else torch.cat(parts))  # [tokens, V]
         starts = itertools.accumulate([len(hidden) for _, hidden in ready], initial=0)
         places = {job: start for (job, _), start in zip(ready, starts, strict=False)}  # of each one's next logits
         events = []

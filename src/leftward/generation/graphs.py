@@ -66,15 +66,15 @@ class Steps:
         return f"steps of fixed shapes{''.join(f', {part}' for part in parts)}"
 
     @torch.inference_mode()
-    def hidden(self, ids: Tensor, caches: Sequence[KVCache]) -> Tensor:
-        """`Decoder.hidden` of ids [B, 1], on the CPU, behind what `caches`, rows of the pool, hold: [B, 1, D]."""
+    def hidden(self, ids: Sequence[int], caches: Sequence[KVCache]) -> Tensor:
+        """`Decoder.hidden` of a token each behind what `caches`, rows of the pool, hold: [B, D]."""
         numbers = [self._pool.rows.index(cache) for cache in caches]
         places = [cache.lengths[0] for cache in caches]
         for cache in caches:
             cache.begin(1, [1])
         inputs = torch.zeros_like(self._inputs, device="cpu")
         inputs[1] = -1
-        inputs[:, numbers] = torch.stack((ids[:, 0], torch.tensor(places)))
+        inputs[:, numbers] = torch.tensor([ids, places])
         self._inputs.copy_(inputs)
         n_rows = min(_power_of_two(max(numbers) + 1), len(self._pool.rows))
         span = min(max(_power_of_two(max(places) + 1), _LEAST_SPAN), self._pool.capacity)
@@ -83,7 +83,7 @@ class Steps:
         hidden = self._works[n_rows, span]()
         for cache in caches:
             cache.advance()
-        return hidden[numbers]  # a copy: the next step's result comes to the same place
+        return hidden[numbers, 0]  # a copy: the next step's result comes to the same place
 
     def _read(self, inputs: Tensor, n_rows: int, span: int) -> Tensor:
         return self._decoder.hidden(inputs[0, :n_rows, None], Slots(self._pool, inputs[1, :n_rows], span))

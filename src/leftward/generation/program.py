@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import operator
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 
 from leftward.generation.graphs import Steps
 from leftward.kernels import forward, native
-from leftward.kernels.forward import Attention, Op, Rounded
+from leftward.kernels.forward import Attention, Op, Rounded, Work
 from leftward.kernels.large_pages import use_large_pages
 from leftward.kernels.packed import Packed, PackedEmbedding, PackedLinear, packed_of
 from leftward.model.attention import Attention as AttentionLayer
@@ -87,21 +90,28 @@ class Reader:
     def path(self) -> str:
         return self._path if self._steps is None else f"{self._path}, {self._steps.path}"
 
-    def hidden(
-        self, ids: Tensor, cache: KVCache | Rows, lengths: list[int] | None = None, **special: Any
-    ) -> Tensor:  # [B, T] → [B, T, D]
-        """`Decoder.hidden` of ids on the CPU. It reads what is `special` itself: prefixes and vectors in front of a
-        prompt."""
-        if self._steps is not None and ids.shape[1] == 1 and not special:
-            return self._steps.hidden(ids, cache.caches if isinstance(cache, Rows) else [cache])
-        if self._program is None or special or (self._divides and ids.numel() >= _MANY):
-            return self._decoder.hidden(ids.to(self._decoder.device), cache, lengths, **special)
-        return self._program.hidden(ids, cache, lengths)
+    def hidden(self, new: Sequence[Sequence[int]], caches: Sequence[KVCache], **special: Any) -> Tensor:
+        """`Decoder.hidden` of new tokens behind what caches of one row hold: of all of them, row after row, [N, D]. It
+        reads what is `special` itself: prefixes, and vectors in front of a prompt, which count as tokens."""
+        if self._steps is not None and not special and max(map(len, new)) == 1:
+            return self._steps.hidden([token_id for (token_id,) in new], caches)
+        cache = caches[0] if len(caches) == 1 else Rows(caches)
+        if self._program is None or special or (self._divides and sum(map(len, new)) >= _MANY):
+            return self._decoders(new, cache, special)
+        return self._program.hidden(new, cache)
+
+    def _decoders(self, new: Sequence[Sequence[int]], cache: KVCache | Rows, special: Mapping[str, Any]) -> Tensor:
+        longest = max(map(len, new))
+        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._decoder.device)
+        vectors = special.get("prefix_embeddings")
+        counts = [len(tokens) + (0 if vectors is None else vectors.shape[1]) for tokens in new]
+        hidden = self._decoder.hidden(ids, cache, counts, **special)  # [B, T, D]
+        return torch.cat([row[:count] for row, count in zip(hidden, counts, strict=True)])
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., D] → [..., vocab_size]
         if self._program is None:
             return self._decoder.logits(hidden)
-        return self._program.logits(hidden.float())
+        return self._program.logits(hidden)
 
 
 _MANY = 64  # tokens whose products may be better off elsewhere
@@ -117,7 +127,7 @@ def large_products_are_pytorchs() -> bool:
     out = torch.empty(n_tokens, width)
     op = Op(kind=forward.LINEAR, in_=0, out=1, width=width, rows=width, out_width=width, variant=forward.BF16)
     op.weights = forward.address(weights)
-    ops, narrow = (Op * 1)(op), x.bfloat16()
+    ours, narrow = Work([op], [x, out]), x.bfloat16()
 
     def seconds(work: Callable[[], object]) -> float:
         work()
@@ -129,9 +139,7 @@ def large_products_are_pytorchs() -> bool:
     few = narrow[:8]
     if seconds(lambda: nn.functional.linear(few, weights)) > 0.02:
         return False
-    return seconds(lambda: nn.functional.linear(narrow, weights)) < seconds(
-        lambda: forward.run(ops, forward.addresses([x, out]), n_tokens)
-    )
+    return seconds(lambda: nn.functional.linear(narrow, weights)) < seconds(lambda: ours(n_tokens))
 
 
 def weights_of(decoder: Decoder) -> list[tuple[Packed | torch.dtype, int]]:
@@ -146,18 +154,6 @@ def weights_of(decoder: Decoder) -> list[tuple[Packed | torch.dtype, int]]:
     return found
 
 
-def _tokens(ids: Tensor, starts: list[int], counts: list[int]) -> Tensor:
-    """Of ids [B, T], of which `counts` are real, behind `starts`: int64 [3, n_tokens], as `forward.run` takes them."""
-    if ids.shape[1] == 1 == min(counts):  # nearly all passes, each as short as a token's matrices take
-        return torch.tensor((ids[:, 0].tolist(), range(len(starts)), starts))
-    rows, columns = torch.nonzero(_is_real(ids.shape[1], counts), as_tuple=True)
-    return torch.stack((ids[rows, columns], rows, torch.tensor(starts)[rows] + columns))
-
-
-def _is_real(n_new: int, counts: list[int]) -> Tensor:  # → [B, n_new]
-    return torch.arange(n_new) < torch.tensor(counts)[:, None]
-
-
 class Program:
     """The operations of one Decoder, whose weights are read where they are."""
 
@@ -170,8 +166,7 @@ class Program:
         up = config.d_ff * (2 if config.is_gated else 1)
         d_model, narrow = config.d_model, max(config.n_heads * config.head_dim, config.d_ff)
         self._widths = [d_model, d_model, d_model, max(qkv, up), narrow, d_model]
-        self._buffers: list[Tensor] = []
-        self._rounded: Rounded | None = None
+        self._n_rows = 0  # of the buffers
         self._angles: dict[bool, tuple[Tensor, Tensor]] = {}
         self._places: WeakKeyDictionary[KVCache, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
         local = [config.is_local(layer) for layer in range(config.n_layers)]
@@ -189,24 +184,20 @@ class Program:
         ops = [*self._embedding(), *(op for layer, block in enumerate(blocks) for op in self._block(block, layer))]
         if decoder.norm is not None:
             ops.append(self._norm(decoder.norm, STREAM, STREAM))
-        self._body = (Op * len(ops))(*ops)
-        head = self._linear(decoder.head, 0, 1, config.padded_vocab_size)
-        self._head = (Op * len(head))(*head)
+        self._ops = ops, self._linear(decoder.head, 0, 1, config.padded_vocab_size)
         self._room(1)
 
-    @torch.inference_mode()
-    def hidden(self, ids: Tensor, cache: KVCache | Rows, lengths: Sequence[int] | None = None) -> Tensor:
-        """`Decoder.hidden` of ids [B, T] behind what `cache` holds: fp32 [B, T, D]. Beyond a row's length it is 0.
+    def hidden(self, new: Sequence[Sequence[int]], cache: KVCache | Rows) -> Tensor:
+        """`Decoder.hidden` of each row's new tokens behind what `cache` holds: of all of them, row after row, fp32
+        [N, D].
 
         Raises: ValueError, as there.
         """
-        batch, n_new = ids.shape
-        starts = cache.lengths
-        counts = [n_new] * batch if lengths is None else list(lengths)
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        starts, counts = cache.lengths, [len(tokens) for tokens in new]
+        ends = list(map(operator.add, starts, counts))
         if max(ends) > self.config.max_seq_len:
             raise ValueError(f"a sequence of {max(ends)} tokens is longer than max_seq_len {self.config.max_seq_len}")
-        cache.begin(n_new, counts)
+        cache.begin(max(counts), counts)
         self._turn_to(cache.capacity)
         parts = cache.caches if isinstance(cache, Rows) else [cache]
         tables = [self._table(part) for part in parts]
@@ -216,42 +207,35 @@ class Program:
             weights = (tensor for tensor in self._kept if isinstance(tensor, Tensor))
             parts_of_packed = (part.data for packed in packed_of(self._decoder).values() for part in packed)
             use_large_pages([*weights, *parts_of_packed])
-        tokens = _tokens(ids, starts, counts)
-        n_tokens = tokens.shape[1]
+        # No tensor: behind a pass, which leaves nothing in the processor's caches, PyTorch takes 0.1 ms for one.
+        tokens = array("q", itertools.chain.from_iterable(new))
+        n_tokens = len(tokens)
+        tokens.extend(itertools.chain.from_iterable(map(repeat, range(len(new)), counts)))
+        tokens.extend(itertools.chain.from_iterable(map(range, starts, ends)))
         self._room(n_tokens)
-        forward.run(
-            self._body,
-            self._addresses,
-            n_tokens,
-            tokens=tokens,
-            caches=caches,
-            cache_type=forward.kind_of(first.keys[0].dtype),
-            overwrites=self._overwrites(caches, ends, counts),
-            rounded=self._rounded,
-        )
+        kind = forward.kind_of(first.keys[0].dtype)
+        self._body(n_tokens, tokens, caches, kind, self._overwrites(caches, ends, counts))
         cache.advance()
-        stream = self._buffers[STREAM][:n_tokens]
-        if n_tokens == batch * n_new:
-            return stream.view(batch, n_new, -1).clone()
-        out = torch.zeros(batch, n_new, self.config.d_model)
-        out[_is_real(n_new, counts)] = stream
-        return out
+        return self._stream[:n_tokens].clone()
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """`Decoder.logits` of [..., D]: fp32 [..., vocab_size]."""
-        config = self.config
-        flat = hidden.reshape(-1, config.d_model).contiguous()
-        self._room(len(flat))
-        products = torch.empty(len(flat), config.padded_vocab_size)
-        forward.run(self._head, forward.addresses([flat, products]), len(flat), rounded=self._rounded)
-        return self._decoder.scaled(products).view(*hidden.shape[:-1], config.vocab_size)
+        """`Decoder.logits` of [N, D]: fp32 [N, vocab_size]."""
+        hidden = hidden.float().contiguous()
+        n = len(hidden)
+        self._room(n)
+        products = torch.empty(n, self.config.padded_vocab_size)
+        self._head.addresses[:] = [hidden.data_ptr(), products.data_ptr()]
+        self._head(n)
+        return self._decoder.scaled(products)
 
     def _room(self, n_tokens: int) -> None:
-        if not self._buffers or len(self._buffers[0]) < n_tokens:
-            self._buffers = [torch.empty(n_tokens, width) for width in self._widths]
-            self._addresses = forward.addresses(self._buffers)
-            self._rounded = Rounded.of(n_tokens, max(self._widths))
+        if self._n_rows < n_tokens:
+            self._n_rows = n_tokens
+            buffers = [torch.empty(n_tokens, width) for width in self._widths]
+            rounded = Rounded.of(n_tokens, max(self._widths))
+            body, head = self._ops
+            self._stream = buffers[STREAM]
+            self._body, self._head = Work(body, buffers, rounded), Work(head, buffers[:2], rounded)
 
     # ---- operations
 

@@ -66,7 +66,8 @@ def choose(
         excluded: [V], True for ids that no row may choose.
         allowed: [B, V], True for ids that the row may choose: a constraint's mask.
     """
-    logits = logits.detach().float()
+    if logits.dtype != torch.float32 or logits.requires_grad:
+        logits = logits.detach().float()
     return [
         _choice(of_row, row, _left(of_row, row, excluded, None if allowed is None else allowed[i]))
         for i, (of_row, row) in enumerate(zip(logits, rows, strict=True))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,40 +68,48 @@ class _Pass(ctypes.Structure):
     )
 
 
-def run(
-    ops: Any,
-    buffers: Any,
-    n_tokens: int,
-    *,
-    tokens: Tensor | None = None,
-    caches: Tensor | None = None,
-    cache_type: int = 0,
-    overwrites: Tensor | None = None,
-    rounded: Rounded | None = None,
-) -> None:
-    """Work off `ops`, an array of Op, on the first `n_tokens` rows of the buffers at these `addresses`.
+class Work:
+    """Operations on buffers, to be worked off again and again: what stays is looked up once.
 
     Args:
-        tokens: int64 [3, n_tokens]: each one's id, row of the cache and place; the tokens of a row follow one another.
-        caches: int64 [layers, rows, CACHE_FIELDS].
-        cache_type: the kind of its numbers.
-        overwrites: int64 [layers], 1 where what is written takes the place of what the pass's own first tokens see.
+        buffers: [n_tokens, width] each, as the operations count them.
         rounded: room for the widest input of packed weights.
     """
-    first = address(tokens)
-    each = (None,) * 3 if first is None else (first, first + 8 * n_tokens, first + 16 * n_tokens)
-    n_rows = 0 if caches is None else caches.shape[1]
-    numbers, steps = (None, None) if rounded is None else (address(rounded.numbers), address(rounded.steps))
-    this = _Pass(
-        ctypes.addressof(buffers), n_tokens, *each, address(caches), n_rows, cache_type, address(overwrites),
-        numbers, steps,
-    )  # fmt: skip
-    native.library().leftward_forward(ops, c_int64(len(ops)), ctypes.byref(this))
 
+    def __init__(self, ops: Sequence[Op], buffers: Sequence[Tensor], rounded: Rounded | None = None) -> None:
+        self._kept = ((Op * len(ops))(*ops), buffers, rounded)
+        self.addresses = (c_void_p * len(buffers))(*map(address, buffers))
+        """Of the buffers; another one may take a place."""
+        self._pass = _Pass(buffers=ctypes.addressof(self.addresses))
+        if rounded is not None:
+            self._pass.rounded, self._pass.steps = address(rounded.numbers), address(rounded.steps)
+        self._arguments = self._kept[0], c_int64(len(ops)), ctypes.byref(self._pass)
 
-def addresses(buffers: Sequence[Tensor]) -> Any:
-    """An array of them, for `run`. The buffers must be kept as long as it is."""
-    return (c_void_p * len(buffers))(*map(address, buffers))
+    def __call__(
+        self,
+        n_tokens: int,
+        tokens: array[int] | None = None,
+        caches: Tensor | None = None,
+        cache_type: int = 0,
+        overwrites: Tensor | None = None,
+    ) -> None:
+        """On the first `n_tokens` rows of the buffers.
+
+        Args:
+            tokens: int64 [3 · n_tokens]: the tokens' ids, then their rows of the cache, then their places; the tokens
+                of a row follow one another.
+            caches: int64 [layers, rows, CACHE_FIELDS].
+            cache_type: the kind of its numbers.
+            overwrites: int64 [layers], 1 where what is written takes the place of what the pass's own first tokens see.
+        """
+        this = self._pass
+        this.n_tokens = n_tokens
+        if tokens is not None and caches is not None:
+            first = tokens.buffer_info()[0]
+            this.ids, this.rows, this.places = first, first + 8 * n_tokens, first + 16 * n_tokens
+            this.caches, this.n_rows, this.cache_type = address(caches), caches.shape[1], cache_type
+            this.overwrites = address(overwrites)
+        native.library().leftward_forward(*self._arguments)
 
 
 def address(tensor: Tensor | None) -> int | None:

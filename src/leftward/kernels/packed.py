@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from leftward.kernels import forward, large_pages, native
-from leftward.kernels.forward import Op, Rounded
+from leftward.kernels.forward import Op, Rounded, Work
 
 ROWS, COLUMNS = 16, 32
 _BYTES = {"q4": 320, "q8": 544}  # of our blocks, and
@@ -90,8 +90,7 @@ class PackedLinear(nn.Module):
         flat = x.float().reshape(-1, self.in_features).contiguous()
         out = torch.empty(len(flat), self.out_features)
         ops = self.ops(source=0, target=1, out_width=self.out_features)
-        rounded = Rounded.of(len(flat), self.in_features)
-        forward.run((Op * len(ops))(*ops), forward.addresses([flat, out]), len(flat), rounded=rounded)
+        Work(ops, [flat, out], Rounded.of(len(flat), self.in_features))(len(flat))
         return out.view(*x.shape[:-1], self.out_features)
 
     def ops(self, source: int, target: int, out_width: int, adds: bool = False, scale: float = 1.0) -> list[Op]:

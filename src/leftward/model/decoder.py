@@ -131,7 +131,7 @@ class Decoder(nn.Module):
     def scaled(self, products: Tensor) -> Tensor:
         """What the head's products [..., padded_vocab_size] become: logits [..., vocab_size]."""
         config = self.config
-        logits = products[..., : config.vocab_size]
+        logits = products if products.shape[-1] == config.vocab_size else products[..., : config.vocab_size]
         if config.logit_scale != 1.0:
             logits = logits * config.logit_scale
         if config.logit_softcap is not None:
