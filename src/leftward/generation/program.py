@@ -71,7 +71,7 @@ class Reader:
     """
 
     def __init__(self, decoder: Decoder, steps: Steps | None = None) -> None:
-        self._decoder, self._steps = decoder, steps
+        self.decoder, self._steps = decoder, steps
         self._program = Program(decoder) if steps is None and can_say(decoder) else None
         is_bf16 = isinstance(decoder.head, nn.Linear) and decoder.dtype == torch.bfloat16
         self._divides = self._program is not None and is_bf16 and large_products_are_pytorchs()
@@ -102,15 +102,15 @@ class Reader:
 
     def _decoders(self, new: Sequence[Sequence[int]], cache: KVCache | Rows, special: Mapping[str, Any]) -> Tensor:
         longest = max(map(len, new))
-        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self._decoder.device)
+        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in new], device=self.decoder.device)
         vectors = special.get("prefix_embeddings")
         counts = [len(tokens) + (0 if vectors is None else vectors.shape[1]) for tokens in new]
-        hidden = self._decoder.hidden(ids, cache, counts, **special)  # [B, T, D]
+        hidden = self.decoder.hidden(ids, cache, counts, **special)  # [B, T, D]
         return torch.cat([row[:count] for row, count in zip(hidden, counts, strict=True)])
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., D] → [..., vocab_size]
         if self._program is None:
-            return self._decoder.logits(hidden)
+            return self.decoder.logits(hidden)
         return self._program.logits(hidden)
 
 

@@ -10,6 +10,7 @@ draft's distribution is kept or replaced by Leviathan's rule (sampling.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError
+from leftward.generation.program import Reader
 from leftward.generation.rules import Guess, Row
 from leftward.generation.sampling import choose, distribution, draw_from
-from leftward.model.cache import KVCache, Rows, row_bytes
+from leftward.model.cache import KVCache, row_bytes
 from leftward.model.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class Speculator:
         self.most = most
         self.kinds: tuple[Speculation, ...] = ("prompt_lookup",) if draft is None else ("prompt_lookup", "draft")
         self._vocab_size = vocab_size
-        self._draft = draft
+        self._draft = None if draft is None else Reader(draft)
         self._excluded = excluded
         self._states: dict[Job, _State] = {}
 
@@ -121,8 +123,10 @@ class Speculator:
 
     def row_bytes(self, n_places: int) -> int:
         """Of the draft's keys and values of a sequence for which the engine has so many places."""
-        draft = self._draft
-        return 0 if draft is None else row_bytes(draft.config, _capacity(draft, n_places), draft.dtype, self.most)
+        if self._draft is None:
+            return 0
+        draft = self._draft.decoder
+        return row_bytes(draft.config, _capacity(draft, n_places), draft.dtype, self.most)
 
     def release(self, job: Job) -> None:
         """Give its memory back; how many guesses it gets stays known."""
@@ -141,14 +145,14 @@ class Speculator:
 
     # ---- what the draft writes
 
-    def _write(self, draft: Decoder, jobs: Sequence[Job]) -> dict[Job, list[Guess]]:
+    def _write(self, draft: Reader, jobs: Sequence[Job]) -> dict[Job, list[Guess]]:
         """Continue all of them, a token a pass."""
         guesses: dict[Job, list[Guess]] = {job: [] for job in jobs}
         walked = dict.fromkeys(jobs, 0)  # guesses that a constraint was told of
         lengths = {}
         for job in jobs:
             assert job.cache is not None
-            room = _capacity(draft, job.cache.capacity) - len(job.context)
+            room = _capacity(draft.decoder, job.cache.capacity) - len(job.context)
             lengths[job] = min(self._state(job).length, room)
         going = [job for job in jobs if lengths[job] > 0]
         new = [self._unread(draft, job) for job in going]
@@ -177,15 +181,16 @@ class Speculator:
                 job.matcher.rewind(walked[job])
         return guesses
 
-    def _unread(self, draft: Decoder, job: Job) -> list[int]:
+    def _unread(self, draft: Reader, job: Job) -> list[int]:
         """What the draft is to read before it guesses. The first time, all of a prompt but its last chunk is read here;
         later, what was guessed wrongly is forgotten."""
         state, context = self._state(job), job.context
         assert job.cache is not None
-        capacity = _capacity(draft, job.cache.capacity)
+        model = draft.decoder
+        capacity = _capacity(model, job.cache.capacity)
         known = 0
         if state.cache is None:
-            state.cache = KVCache(draft.config, 1, capacity, draft.dtype, draft.device, rewindable=self.most)
+            state.cache = KVCache(model.config, 1, capacity, model.dtype, model.device, rewindable=self.most)
         else:
             if capacity > state.cache.capacity:
                 state.cache.grow(capacity)
@@ -201,19 +206,16 @@ class Speculator:
             self._read(draft, [job], [context[len(state.read) :][:_CHUNK]])
         return context[len(state.read) :]
 
-    def _read(self, draft: Decoder, jobs: Sequence[Job], new: Sequence[list[int]]) -> Tensor:
+    def _read(self, draft: Reader, jobs: Sequence[Job], new: Sequence[list[int]]) -> Tensor:
         """The next tokens of each. Gives the logits behind the last, of the engine's vocabulary: [B, V]."""
-        ids = torch.zeros(len(jobs), max(map(len, new)), dtype=torch.long)
         caches = []
-        for row, (job, tokens) in enumerate(zip(jobs, new, strict=True)):
+        for job, tokens in zip(jobs, new, strict=True):
             state = self._state(job)
             assert state.cache is not None
             state.read = [*state.read, *tokens]
             caches.append(state.cache)
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-        counts = [len(tokens) for tokens in new]
-        hidden = draft.hidden(ids.to(draft.device), caches[0] if len(jobs) == 1 else Rows(caches), counts)
-        logits = draft.logits(hidden[range(len(jobs)), [count - 1 for count in counts]])
+        hidden = draft.hidden(new, caches)
+        logits = draft.logits(hidden[[end - 1 for end in itertools.accumulate(map(len, new))]])
         missing = self._vocab_size - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)  # or cut, where it is negative
 
