@@ -555,13 +555,12 @@ void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t t
     }
 }
 
-// The last tokens of a portion, fewer than N + 1.
+// All tokens from `token` to `stop`, N at a time, then the rest.
 template <int N, bool IS_Q4>
-void last_packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row) {
-    if (stop - token == N)
-        packed_rows<N, IS_Q4>(op, pass, strip, token, row);
-    else if constexpr (N > 1)
-        last_packed_rows<N - 1, IS_Q4>(op, pass, strip, token, stop, row);
+void packed_strip(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row) {
+    for (; token + N <= stop; token += N) packed_rows<N, IS_Q4>(op, pass, strip, token, row);
+    if constexpr (N > 1)
+        if (token < stop) packed_strip<N - 1, IS_Q4>(op, pass, strip, token, stop, row);
 }
 
 template <bool IS_Q4>
@@ -574,13 +573,12 @@ void packed_linear(const Op &op, const Pass &pass, const Thread &me) {
     const uint8_t *weights = (const uint8_t *)op.weights;
     int64_t stride = op.width / COLUMNS * (IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8);  // bytes of 16 outputs
     int64_t n = (op.rows + ROWS - 1) / ROWS, first = me.begin(n), last = me.end(n);
-    int64_t tokens = std::max<int64_t>(TOGETHER, (1 << 14) / op.width / TOGETHER * TOGETHER);
+    // As many tokens at a time as stay in the nearest cache.
+    const int64_t tokens = std::max<int64_t>(TOGETHER, (1 << 14) / op.width / TOGETHER * TOGETHER);
     for (int64_t start = 0; start < pass.n_tokens; start += tokens)
         for (int64_t b = first; b < last; b++) {
-            int64_t stop = std::min(pass.n_tokens, start + tokens), t = start;
-            const uint8_t *blocks = weights + b * stride;
-            for (; t + TOGETHER <= stop; t += TOGETHER) packed_rows<TOGETHER, IS_Q4>(op, pass, blocks, t, b * ROWS);
-            last_packed_rows<TOGETHER - 1, IS_Q4>(op, pass, blocks, t, stop, b * ROWS);
+            const int64_t stop = std::min(pass.n_tokens, start + tokens);
+            packed_strip<TOGETHER, IS_Q4>(op, pass, weights + b * stride, start, stop, b * ROWS);
         }
 }
 
