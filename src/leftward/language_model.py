@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ from leftward.generation.decode import decode, of_row
 from leftward.generation.engine import Engine, KVDtype
 from leftward.generation.requests import Event, FinishReason, checked_ids
 from leftward.generation.rules import Bans
-from leftward.generation.sampling import TokenLogprobs, token_logprobs
+from leftward.generation.sampling import token_logprobs
 from leftward.generation.settings import CHAT_MAX_TOKENS, Sampling
 from leftward.generation.speculative import Speculator
 from leftward.inspection import interventions
@@ -189,9 +190,29 @@ class LanguageModel:
     @overload
     def complete(self, prompt: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[Completion]: ...
 
-    def complete(
+    def complete(self, prompt: str | Sequence[str], **settings: Any) -> Completion | list[Completion]:
+        """The same outputs as `generate`, with their tokens, why they ended and how likely they were.
+
+        Args:
+            prompt: one text, or several that are continued at once. An empty one begins a text.
+            settings: as of `completions`.
+
+        Returns:
+            One for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on. One of
+            several that can't go on, because its logits are no numbers or its rules leave nothing to choose, has the
+            finish_reason "error" and says why in `error`; the others are whole.
+
+        Raises:
+            UserError: as `completions`; every output ended in an error.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        completed = [each for samples in self.completions(prompts, **settings) for each in samples]
+        check_any(completed)
+        return completed[0] if isinstance(prompt, str) and len(completed) == 1 else completed
+
+    def completions(
         self,
-        prompt: str | Sequence[str],
+        prompts: Sequence[str],
         *,
         truncate: Literal["left"] | None = None,
         prefix_embeddings: Tensor | None = None,
@@ -202,11 +223,11 @@ class LanguageModel:
         n_keep: int = 0,
         kv_dtype: KVDtype | None = None,
         **sampling: Any,
-    ) -> Completion | list[Completion]:
-        """The same outputs as `generate`, with their tokens, why they ended and how likely they were.
+    ) -> Iterator[list[Completion]]:
+        """The samples of each prompt in turn, as soon as they and those before are whole: many prompts, of which as
+        many as there is room for are continued at once.
 
         Args:
-            prompt: one text, or several that are continued at once. An empty one begins a text.
             truncate: "left" drops the beginning of a prompt that is longer than the context.
             prefix_embeddings: [P, d_model] vectors in front of every prompt, or [prompts, P, d_model] for each.
             prefix_lm: those vectors and the prompt see each other whole, as in the training of a prefix-LM.
@@ -220,16 +241,10 @@ class LanguageModel:
             sampling: the fields of `Sampling`: max_tokens, temperature, top_p, n, stop, seed, logprobs and so on. What
                 is not given is as the model's generation_config.json has it.
 
-        Returns:
-            One for one sample of one prompt, otherwise a list: the n samples of the first prompt, and so on. One of
-            several that can't go on, because its logits are no numbers or its rules leave nothing to choose, has the
-            finish_reason "error" and says why in `error`; the others are whole.
-
         Raises:
-            UserError: unknown settings or values out of range; a prompt that is too long or that the tokenizer can't
-                write, of several prompts with its number; every output ended in an error.
+            UserError, at once: unknown settings or values out of range; a prompt that is too long or that the tokenizer
+                can't write, of several prompts with its number.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         settled = self.sampling(sampling)
         if settled.prompt_logprobs is not None and (prefix_embeddings is not None or prefix_lm):
             raise UserError("prompt_logprobs with prefix_embeddings or prefix_lm: there the prompt is not predicted")
@@ -242,17 +257,15 @@ class LanguageModel:
             **self._speculation(speculative, draft),
         }
         events = self._decode(ids, samplings, truncate, prefix_embeddings, prefix_lm, how)
-        completed = gather(events, ids, samplings)
-        check_any(completed)
-        if settled.best_of is not None:
-            completed = [
-                each
-                for i in range(0, len(completed), settled.best_of)
-                for each in best(completed[i : i + settled.best_of], settled.n)
-            ]
-        if settled.prompt_logprobs is not None:
-            completed = self._with_prompt_logprobs(completed, settled.prompt_logprobs)
-        return completed[0] if isinstance(prompt, str) and settled.n == 1 else completed
+        return self._of_prompts(gather(events, ids, samplings), settled)
+
+    def _of_prompts(self, completed: Iterator[Completion], sampling: Sampling) -> Iterator[list[Completion]]:
+        while samples := list(itertools.islice(completed, sampling.best_of or sampling.n)):
+            if sampling.best_of is not None:
+                samples = best(samples, sampling.n)
+            if sampling.prompt_logprobs is not None:
+                samples = self._with_prompt_logprobs(samples, sampling.prompt_logprobs)
+            yield samples
 
     def beam_search(
         self,
@@ -470,14 +483,13 @@ class LanguageModel:
         )
 
     def _with_prompt_logprobs(self, completed: Sequence[Completion], top: int) -> list[Completion]:
-        """Prompts are read as `score` reads a text, each different one once."""
-        prompts = dict.fromkeys(each.prompt_ids for each in completed if each.error is None)
-        known: dict[tuple[int, ...], tuple[TokenLogprobs, ...]] = {}
-        for ids in prompts:
-            windows = _windows([(list(ids), True)], self.config.max_seq_len, self._stride())
-            of_window = self._scored(windows, lambda logits, wanted: token_logprobs(logits, wanted.tolist(), top))
-            known[ids] = tuple(each for _, logprobs in of_window for each in logprobs)
-        return [dataclasses.replace(each, prompt_logprobs=known.get(each.prompt_ids)) for each in completed]
+        """The prompt that all of them have is read as `score` reads a text, once."""
+        if all(each.error is not None for each in completed):
+            return list(completed)
+        windows = _windows([(list(completed[0].prompt_ids), True)], self.config.max_seq_len, self._stride())
+        of_windows = self._scored(windows, lambda logits, wanted: token_logprobs(logits, wanted.tolist(), top))
+        known = tuple(each for _, logprobs in of_windows for each in logprobs)
+        return [dataclasses.replace(each, prompt_logprobs=known) for each in completed]
 
     def _speculation(self, speculative: str | None, draft: LanguageModel | None) -> dict[str, Any]:
         """What `decode` is to be called with. Raises: UserError."""

@@ -301,3 +301,65 @@ def test_guesses_of_a_draft_and_of_the_prompt(model: Path) -> None:
     assert (done.returncode, done.stderr) == (2, b"leftward: speculative is 'yes': valid: prompt-lookup\n")
     done = leftward(model, "The", "--speculative", "prompt-lookup", "--draft", model)
     assert done.returncode == 2 and b"--speculative and --draft are both given" in done.stderr
+
+
+PROMPTS = ["The fox", "jumps over", "the lazy dog; é"]
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "stdin"])
+def test_a_file_of_prompts(model: Path, tmp_path: Path, kind: str) -> None:
+    """Each says what it says alone, in the file's order, and what else stands in a record stays."""
+    path, stdin = tmp_path / f"prompts.{kind}", b""
+    if kind == "jsonl":
+        records = [json.dumps(PROMPTS[0]), json.dumps({"prompt": PROMPTS[1], "id": 7, "text": "of another"}), ""]
+        path.write_text("\n".join([*records, json.dumps({"prompt": PROMPTS[2], "id": [8]}), ""]))
+    else:
+        path.write_text("\n\n".join(PROMPTS) + "\n")
+    if kind == "stdin":
+        path, stdin = Path("-"), path.read_bytes()
+    expected = [load(model).complete(prompt, max_tokens=9, n=2, seed=4) for prompt in PROMPTS]
+    done = leftward(model, "--prompts", path, "--max-tokens", "9", "--samples", "2", "--seed", "4", stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [(line["prompt"], line["sample"], line["text"], line["seed"]) for line in lines]
+    assert found == [
+        (prompt, i, each.text, each.seed)
+        for prompt, samples in zip(PROMPTS, expected, strict=True)
+        for i, each in enumerate(samples)
+    ]
+    assert [line.get("id") for line in lines] == ([None, None, 7, 7, [8], [8]] if kind == "jsonl" else [None] * 6)
+
+
+def test_beams_of_a_file_of_prompts(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS))
+    expected = [each.text for each in load(model).beam_search(PROMPTS, num_beams=3, n=2, max_tokens=6)]
+    done = leftward(model, "--prompts", path, "--max-tokens", "6", "--samples", "2", "--num-beams", "3")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["text"] for line in lines] == expected
+    assert [line["prompt"] for line in lines] == [prompt for prompt in PROMPTS for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("\n \n", "has no prompt in it"),
+        ('"a"\n{"prompt": "b"\n', "prompts.jsonl:2: this is not JSON"),
+        ("[" * 100_000, "prompts.jsonl:1: this is not JSON"),
+        ('{"text": "b"}', 'prompts.jsonl:1: this must be a text or an object with a text as "prompt"'),
+        ('"\\ud800"', "prompts.jsonl:1: the prompt has half a surrogate pair"),
+        ('"a"\n"' + "dog " * 200 + '"', "prompt 2 of 2: the prompt has"),
+    ],
+)
+def test_a_file_that_has_no_prompts(model: Path, tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    done = leftward(model, "--prompts", path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert words in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+
+def test_prompts_in_two_places(model: Path, tmp_path: Path) -> None:
+    done = leftward(model, "The fox", "--prompts", tmp_path / "prompts.txt")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"a prompt and --prompts are both given" in done.stderr

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from leftward.cli import INTERRUPTED
+from leftward.cli.prompts import read_prompts
 from leftward.cli.sampling import WeightsOption, with_sampling_options
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model
@@ -41,6 +42,14 @@ def generate(
     sampling: dict[str, Any],
     prompt: Annotated[
         str | None, typer.Argument(help="What to continue. Absent or -: read from stdin. Empty: a new text.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Continue every line of it, many at once; of a .jsonl file every text, or object with a prompt. Gives "
+            "JSON lines, in the same order.",
+        ),
     ] = None,
     truncate: Annotated[
         str | None, typer.Option(metavar="left", help="left: drop the beginning of a prompt that is too long.")
@@ -86,44 +95,56 @@ def generate(
         raise UserError(
             "--num-beams goes without --truncate, --speculative, --draft, --at-context, --n-keep and --kv-dtype"
         )
+    if prompts is not None and prompt is not None:
+        raise UserError("a prompt and --prompts are both given: put the prompt into the file")
+    as_json = as_json or prompts is not None
     for name in ("logprobs", "prompt_logprobs"):
         if name in sampling and not as_json:
             raise UserError(f"--{name.replace('_', '-')} is shown with --json only: add it")
     check_model(model)
-    text = _read_stdin() if prompt is None or prompt == "-" else prompt
+    if prompts is not None:
+        records = read_prompts(prompts)
+    else:
+        records = [{"prompt": _read_stdin() if prompt is None or prompt == "-" else prompt}]
+    texts: list[str] = [record["prompt"] for record in records]
 
+    from leftward.generation.completions import Completion, check_any
     from leftward.generation.decode import of_row  # torch takes a second or two, which no mistake above waits for
     from leftward.language_model import load
 
     language_model = load(model, dtype=cast(Weights, dtype))
     settled = language_model.sampling(sampling).seeded()
     how = {"truncate": truncate, **of_memory, **guesses(speculative, draft, dtype)}
+    ends: list[Event | Completion] = []
     try:
-        ends: Sequence[Event | Completion]
-        if num_beams is not None or as_json or settled.best_of is not None:  # nothing is shown before all is there
+        if num_beams is not None or as_json or settled.best_of is not None:  # a prompt is shown once all of it is there
+            of_prompts: Iterable[list[Completion]]
             if num_beams is not None:
-                completed = language_model.beam_search([text], num_beams=num_beams, **of_beams, **sampling)
+                found = language_model.beam_search(texts, num_beams=num_beams, **of_beams, **sampling)
+                of_prompts = [found[i : i + settled.n] for i in range(0, len(found), settled.n)]
             else:
-                completed = language_model.complete([text], **how, **(sampling | {"seed": settled.seed}))
-            ends = completed
-            if as_json:
-                _print_json(completed, text, language_model.tokenizer)
-            else:
-                _print_text(((i, each.text, True) for i, each in enumerate(completed)), text, settled.n)
-            for row, each in enumerate(completed):
-                if each.error is not None:
-                    raise UserError(of_row(row, len(completed), each.error))
+                of_prompts = language_model.completions(texts, **how, **(sampling | {"seed": settled.seed}))
+            for record, completed in zip(records, of_prompts, strict=True):
+                ends += completed
+                if as_json:
+                    _print_json(completed, record, language_model.tokenizer)
+                    continue
+                check_any(completed)
+                _print_text(((i, each.text, True) for i, each in enumerate(completed)), record["prompt"], settled.n)
+            for row, each in enumerate(ends):
+                if isinstance(each, Completion) and each.error is not None:
+                    raise UserError(of_row(row, len(ends), each.error))
         else:
-            ends = []
-            events = _noting_ends(language_model.events([text], settled, **how), ends)
-            _print_text(events, text, settled.n)
+            events = _noting_ends(language_model.events(texts, settled, **how), ends)
+            _print_text(events, texts[0], settled.n)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except KeyboardInterrupt:
-        typer.echo("")
+        if not as_json:
+            typer.echo("")
         raise SystemExit(INTERRUPTED) from None
     reasons = {end.finish_reason for end in ends}
     if "context" in reasons:
@@ -210,13 +231,13 @@ def _print_text(pieces: Iterable[tuple[int, str, bool]], prompt: str, samples: i
     _write("\n")
 
 
-def _print_json(completed: Sequence[Completion], prompt: str, tokenizer: Tokenizer) -> None:
-    """A line for each sample, in their order."""
+def _print_json(completed: Sequence[Completion], record: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """A line for each sample, in their order; what else stands in the prompt's record stays there."""
     for i, each in enumerate(completed):
         result: dict[str, Any] = {
+            **record,
             "sample": i,
             "seed": each.seed,
-            "prompt": prompt,
             "text": each.text,
             "tokens": len(each.ids),
             "finish_reason": each.finish_reason,

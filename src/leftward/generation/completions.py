@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from leftward.errors import UserError
@@ -46,25 +46,33 @@ class Completion:
 
 def gather(
     events: Iterable[Event], prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]
-) -> list[Completion]:
-    """The completions of all rows. `prompts` and `samplings`, with their seeds, are those of each."""
+) -> Iterator[Completion]:
+    """The completions of all rows, in their order, each as soon as those before it are whole. `prompts` and
+    `samplings`, with their seeds, are those of each."""
     rows: list[list[Event]] = [[] for _ in prompts]
+    n_given = 0
     for event in events:
         rows[event.row].append(event)
-    return [
-        Completion(
-            text="".join(event.text for event in of_row),
-            ids=tuple(event.token_id for event in of_row if event.token_id is not None),
-            finish_reason=next(event.finish_reason for event in of_row if event.finish_reason is not None),
-            error=of_row[-1].message,
-            seed=sampling.seed,
-            logprobs=None if sampling.logprobs is None else tuple(e.logprobs for e in of_row if e.logprobs is not None),
-            prompt_ids=tuple(prompt),
-            n_guessed=of_row[-1].n_guessed,
-            n_accepted=of_row[-1].n_accepted,
-        )
-        for of_row, prompt, sampling in zip(rows, prompts, samplings, strict=True)
-    ]
+        while n_given < len(rows) and rows[n_given] and rows[n_given][-1].finish_reason is not None:
+            yield _completion(rows[n_given], prompts[n_given], samplings[n_given])
+            rows[n_given] = []
+            n_given += 1
+
+
+def _completion(events: Sequence[Event], prompt: Sequence[int], sampling: Sampling) -> Completion:
+    last = events[-1]
+    assert last.finish_reason is not None
+    return Completion(
+        text="".join(event.text for event in events),
+        ids=tuple(event.token_id for event in events if event.token_id is not None),
+        finish_reason=last.finish_reason,
+        error=last.message,
+        seed=sampling.seed,
+        logprobs=None if sampling.logprobs is None else tuple(e.logprobs for e in events if e.logprobs is not None),
+        prompt_ids=tuple(prompt),
+        n_guessed=last.n_guessed,
+        n_accepted=last.n_accepted,
+    )
 
 
 def check_any(completions: Sequence[Completion]) -> None:
