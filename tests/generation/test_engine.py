@@ -26,6 +26,7 @@ from leftward.generation.requests import Event, Request
 from leftward.generation.rules import Row
 from leftward.generation.sampling import choose
 from leftward.generation.settings import Sampling
+from leftward.generation.speculative import Speculator
 from leftward.kernels import native
 from leftward.model.cache import KVCache, Rows, row_bytes
 from leftward.model.decoder import Decoder
@@ -522,3 +523,58 @@ def test_the_engine_with_int8_says_nearly_the_same() -> None:
         assert a.logprobs is not None and b.logprobs is not None
         assert abs(a.logprobs.logprob - b.logprobs.logprob) < 0.02
     assert [a.logprobs for a, _ in pairs] != [b.logprobs for _, b in pairs]
+
+
+@pytest.mark.parametrize("at", [3, 4, 9])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_step_that_is_broken_off_can_be_taken_again(at: int, error: type[BaseException]) -> None:
+    """By Ctrl-C or a function of the user's: nobody's text misses a token, and nobody's random numbers are others."""
+    decoder = random_decoder(SMALL, std=0.3)
+    broken = []
+
+    def sampler(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+        if len(ids) == at and not broken:
+            broken.append(at)
+            raise error
+        return logits
+
+    common: dict[str, Any] = {"seed": 5, "max_tokens": 12}
+    requests = [
+        Request(ids=[1, 2], sampling=Sampling(**common)),
+        Request(ids=[1, 2, 3], sampling=Sampling(sampler=sampler, **common), eos_ids=()),
+        Request(ids=[7, 8] * 4, sampling=greedy(12), speculative="prompt_lookup"),
+        Request(ids=[1, 2], sampling=greedy(0)),
+    ]
+    engine = make(decoder, speculator=Speculator(60))
+    for request in requests:
+        engine.submit(request)
+    events: dict[int, list[Event]] = defaultdict(list)
+    while engine.n_requests:
+        try:
+            for event in engine.step():
+                events[event.row].append(event)
+        except error:
+            assert engine.kv_bytes_used == engine.memory.prefixes.nbytes
+    assert broken
+    for number, request in enumerate(requests):
+        expected = alone(decoder, request, speculator=Speculator(60))
+        assert [(event.token_id, event.text, event.finish_reason) for event in events[number]] == [
+            (event.token_id, event.text, event.finish_reason) for event in expected
+        ]
+
+
+def test_what_was_not_told_of_a_cancelled_request_is_not_told() -> None:
+    decoder = random_decoder(SMALL, std=0.3)
+
+    def sampler(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    engine = make(decoder)
+    empty = engine.submit(Request(ids=[1], sampling=greedy(0)))
+    other = engine.submit(Request(ids=[1], sampling=greedy(3, sampler=sampler)))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.n_requests == 2
+    assert engine.cancel(other) and engine.n_requests == 1
+    assert engine.cancel(empty) and not engine.cancel(empty)
+    assert engine.n_requests == 0 and not engine.step()

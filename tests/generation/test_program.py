@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.modules.module import register_module_forward_hook
 
 from leftward import Config
 from leftward.formats.packing import with_packed_weights
@@ -151,6 +152,13 @@ def test_a_context_that_is_too_long_is_refused() -> None:
         program.hidden([[0] * 9], KVCache(config, 1, 9))
 
 
+@pytest.mark.parametrize("wrong", [-1, 10, 1 << 40])
+def test_ids_that_the_model_has_not_are_refused(wrong: int) -> None:
+    config = Config(vocab_size=10, max_seq_len=8, d_model=16, n_layers=1)
+    with pytest.raises(IndexError, match="not all in the model's vocabulary of 10"):
+        Program(random_decoder(config)).hidden([[1, 2], [wrong]], KVCache(config, 2, 8))
+
+
 def test_what_it_can_not_say() -> None:
     assert not can_say(random_decoder(Config(vocab_size=10, d_model=16, n_experts=2)))
     assert not can_say(random_decoder(Config(vocab_size=10, d_model=16, causal=False)))
@@ -158,6 +166,16 @@ def test_what_it_can_not_say() -> None:
     hooked = random_decoder(Config(vocab_size=10, d_model=16))
     hooked.blocks[0].register_forward_hook(lambda module, inputs, output: None)
     assert not can_say(hooked)
+    overridden = random_decoder(Config(vocab_size=10, d_model=16))
+    overridden.blocks[0].forward = lambda *inputs: inputs[0]  # type: ignore[method-assign]
+    assert not can_say(overridden)
+    plain = random_decoder(Config(vocab_size=10, d_model=16))
+    handle = register_module_forward_hook(lambda module, inputs, output: None)
+    try:
+        assert not can_say(plain)
+    finally:
+        handle.remove()
+    assert can_say(plain)
     changed = random_decoder(Config(vocab_size=10, d_model=16))
     changed.set_submodule("head", type("Other", (torch.nn.Linear,), {})(16, 10))
     assert not can_say(changed)

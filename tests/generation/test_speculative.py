@@ -371,3 +371,42 @@ def test_generate_with_guesses_and_what_can_not_be() -> None:
     for given_, message in wrong:
         with pytest.raises(UserError, match=message):
             model.generate("a", **given_)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_draft_does_not_guess_behind_what_it_has_not(native: bool) -> None:
+    """Ids beyond the draft's vocabulary stand in prompts, and come into texts; kernels would read behind its table."""
+    config = Config(vocab_size=60, max_seq_len=64, n_layers=2, d_model=32, n_heads=4)
+    decoder = random_decoder(config, std=0.3)
+    draft = random_decoder(dataclasses.replace(config, vocab_size=50), std=0.3)
+    if not native:  # as with a hook
+        draft.blocks[0].register_forward_hook(lambda module, inputs, output: None)
+    prompts = [[1, 59, 2], [50], *([i, 2, 3] for i in range(8))]
+    plain = [Request(ids=ids, sampling=Sampling(temperature=0, max_tokens=30), eos_ids=()) for ids in prompts]
+    expected, _, _ = run(decoder, plain)
+    found, last, _ = run(decoder, [dataclasses.replace(each, speculative="draft") for each in plain], draft)
+    assert found == expected
+    assert not last[0].n_guessed and not last[1].n_guessed and any(event.n_guessed for event in last)
+    assert any(max(ids) >= 50 for ids in found[2:])
+
+
+def test_a_text_that_a_draft_helped_is_the_same_where_it_was_put_off() -> None:
+    """At any length: the guesses that there is room for, which decide what its random numbers are for, are the same."""
+    config = Config(vocab_size=60, max_seq_len=200, n_layers=1, d_model=32, n_heads=4)
+    decoder = random_decoder(config, std=0.2)
+    draft = nearby(decoder, 0.03)
+    for seed in range(12):
+        sampling = Sampling(temperature=1, top_p=1, seed=seed, max_tokens=16)
+        request = Request(ids=[3] * 55, sampling=sampling, speculative="draft")
+        texts = []
+        for at in (None, 60, 63, 64, 65):
+            engine = Engine(decoder, TOKENIZER, speculator=Speculator(60, draft), share_prefixes=False)
+            engine.submit(request)
+            ids: list[int | None] = []
+            while engine.n_requests:
+                if at is not None and engine._running and len(engine._running[0].context) >= at:
+                    at = None
+                    engine._put_all_off()
+                ids += [event.token_id for event in engine.step()]
+            texts.append(ids)
+        assert all(text == texts[0] for text in texts)

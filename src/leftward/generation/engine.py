@@ -103,7 +103,7 @@ class Engine:
         self._shares = share_prefixes
         self._waiting: deque[Job] = deque()  # by number
         self._running: list[Job] = []  # by number, all before those that wait
-        self._ended: list[Event] = []  # without a step
+        self._events: list[Event] = []  # that were not told yet
         self._n_submitted = 0
 
     # ---- what its owner calls
@@ -124,7 +124,7 @@ class Engine:
         job = Job(self._n_submitted, request, self.tokenizer, self.config, self.eos_ids, limit)
         self._n_submitted += 1
         if job.left == 0:
-            self._ended.append(Event(job.number, None, "", job.end))
+            self._events.append(Event(job.number, None, "", job.end))
         else:
             self._waiting.append(job)
         return job.number
@@ -132,24 +132,29 @@ class Engine:
     def cancel(self, number: int) -> bool:
         """Forget a request and free its memory now; no more events come of it. False: there is no such request, or no
         longer."""
-        for job in (*self._running, *self._waiting):
-            if job.number == number:
-                self._end(job)
-                return True
-        n_ended = len(self._ended)
-        self._ended = [event for event in self._ended if event.row != number]
-        return len(self._ended) < n_ended
+        found = [job for job in (*self._running, *self._waiting) if job.number == number]
+        for job in found:
+            self._end(job)
+        n_events = len(self._events)
+        self._events = [event for event in self._events if event.row != number]
+        return bool(found) or len(self._events) < n_events
 
     def step(self) -> list[Event]:
         """Go on by a step; nothing happens where there is nothing to do. A sequence's events are in their order, its
-        last one has a finish reason."""
-        events, self._ended = self._ended, []
-        with torch.inference_mode():
-            ready = self._decode()
-            self._admit()
-            ready += self._prefill()
-            ready.sort(key=lambda pair: pair[0].number)
-            return events + (self._choose(ready) if ready else [])
+        last one has a finish reason. A step that is broken off can be taken again."""
+        try:
+            with torch.inference_mode():
+                ready = self._decode()
+                self._admit()
+                ready += self._prefill()
+                ready.sort(key=lambda pair: pair[0].number)
+                if ready:
+                    self._choose(ready)
+        except BaseException:  # Ctrl-C, a sampler of the user's: whoever goes on loses no token
+            self._put_all_off()
+            raise
+        events, self._events = self._events, []
+        return events
 
     def run(self) -> Iterator[Event]:
         """Step until all requests have ended."""
@@ -159,7 +164,8 @@ class Engine:
     @property
     def n_requests(self) -> int:
         """That have not ended, or whose end was not told yet."""
-        return len(self._running) + len(self._waiting) + len(self._ended)
+        untold = {event.row for event in self._events if event.finish_reason is not None}
+        return len(self._running) + len(self._waiting) + len(untold)
 
     @property
     def n_running(self) -> int:
@@ -196,6 +202,13 @@ class Engine:
                 return False
         return True
 
+    def _put_all_off(self) -> None:
+        while self._running:
+            job = self._running.pop()
+            self._free(job)
+            job.guesses, job.n_right = [], 0
+            self._waiting.appendleft(job)
+
     def _free(self, job: Job) -> None:
         self.memory.release(job)
         job.node = None
@@ -222,7 +235,7 @@ class Engine:
         """One token of each sequence that is being written, or several with those that are guessed to follow. Gives
         those that are read to their end, with what the head reads there, [tokens, D]."""
         jobs = [job for job in self._running if not job.is_chunked]
-        jobs = [job for job in jobs if job.cache is not None and self._has_room(job, job.n_before + job.n_read + 1)]
+        jobs = [job for job in jobs if job.cache is not None and self._has_room(job, job.places)]
         jobs = [job for job in jobs if job.cache is not None]  # nobody put it off later
         if not jobs:
             return []
@@ -319,13 +332,13 @@ class Engine:
 
     # ---- choosing
 
-    def _choose(self, ready: list[tuple[Job, Tensor]]) -> list[Event]:
-        """The next token of each; where guesses were read too, the ones behind it as long as the guesses are right."""
+    def _choose(self, ready: list[tuple[Job, Tensor]]) -> None:
+        """The next token of each, as events; where guesses were read too, the ones behind it as long as the guesses are
+        right."""
         parts = [hidden for _, hidden in ready]
         logits = self.reader.logits(parts[0] if len(parts) == 1 else torch.cat(parts))  # [tokens, V]
         starts = itertools.accumulate([len(hidden) for _, hidden in ready], initial=0)
         places = {job: start for (job, _), start in zip(ready, starts, strict=False)}  # of each one's next logits
-        events = []
         jobs = [job for job, _ in ready]
         while jobs:
             at = [places[job] for job in jobs]
@@ -335,7 +348,7 @@ class Engine:
             for job, choice in zip(jobs, choices, strict=True):
                 guess = job.guess
                 event = job.take(choice)
-                events.append(event)
+                self._events.append(event)
                 if event.finish_reason is not None:
                     self._end(job)
                 elif guess is not None and guess.token_id == choice.token_id:
@@ -344,7 +357,6 @@ class Engine:
             jobs = going
         for job in places:
             self._settle(job)
-        return events
 
     def _settle(self, job: Job) -> None:
         """Forget what was read of wrong guesses, and of a context that has rolled."""

@@ -126,7 +126,7 @@ class Growing(Memory):
         return self._most_places[self._drafts(request)]
 
     def take(self, job: Job) -> bool:
-        capacity = self._capacity(job, min(job.n_before + len(job.context) + 1, job.most_places))
+        capacity = self._capacity(job, job.places)
         if not self.fits(self._bytes(capacity, self._drafts(job.request))):
             return False
         job.cache = KVCache(self.config, 1, capacity, self.dtype, self.device, rewindable=self._rewindable)

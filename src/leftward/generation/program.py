@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as everywhere
 
 from leftward.generation.graphs import Steps
 from leftward.kernels import forward, native
@@ -43,7 +44,8 @@ _PASSES = 16  # after which weights are worth the time (0.2 s for 100 MB) to hav
 
 def can_say(decoder: Decoder) -> bool:
     """Whether there is a program for this model on this machine: one that computes what the modules do, so that there
-    must be no hooks on them, and no other kinds of them than a Decoder is built of."""
+    must be no hooks on them, no functions of their own in the place of theirs, and no other kinds of them than a
+    Decoder is built of."""
     config, modules = decoder.config, list(decoder.modules())
     weights = list(decoder.parameters())
     return (
@@ -53,10 +55,13 @@ def can_say(decoder: Decoder) -> bool:
         and all(weight.dtype in (torch.float32, torch.bfloat16) for weight in weights)
         and all(type(module) in _MODULES for module in modules)
         and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        and not any(_OVERRIDDEN & vars(module).keys() for module in modules)
+        and not (everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
         and native.available()
     )
 
 
+_OVERRIDDEN = {"forward", "hidden", "logits", "scaled"}
 _MODULES = (
     *(Decoder, Block, AttentionLayer, FeedForward, RMSNorm, LayerNorm),
     *(nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.Identity, PackedLinear, PackedEmbedding),
@@ -191,8 +196,10 @@ class Program:
         """`Decoder.hidden` of each row's new tokens behind what `cache` holds: of all of them, row after row, fp32
         [N, D].
 
-        Raises: ValueError, as there.
+        Raises: ValueError, as there; IndexError: an id that the model has not.
         """
+        if min(map(min, new)) < 0 or max(map(max, new)) >= self.config.vocab_size:  # which the kernels don't look at
+            raise IndexError(f"ids are not all in the model's vocabulary of {self.config.vocab_size}")
         starts, counts = cache.lengths, [len(tokens) for tokens in new]
         ends = list(map(operator.add, starts, counts))
         if max(ends) > self.config.max_seq_len:

@@ -140,6 +140,7 @@ class Job:
         self.ids = list(self.context)  # and the output so far, whatever is dropped from the context
         self.n_prompt = self.n_chunked = len(self.ids)
         self.random = random.Random(sampling.seeded().seed)
+        self._draw: float | None = None
         room = sampling.max_tokens if request.at_context == "roll" else self.limit - len(self.ids)
         self.left = min(sampling.max_tokens, room)  # tokens
         self.end: FinishReason = "length" if sampling.max_tokens <= room else "context"
@@ -175,6 +176,11 @@ class Job:
         return self.n_read < self.n_chunked
 
     @property
+    def places(self) -> int:
+        """That its cache needs for the context and the token behind it."""
+        return min(self.n_before + len(self.context) + 1, self.most_places)
+
+    @property
     def most_places(self) -> int:
         """That its cache can ever need: the last token is not read."""
         return self.n_before + min(self.limit, len(self.context) + self.left - 1)
@@ -190,13 +196,20 @@ class Job:
             sampling=self.sampling,
             ids=self.ids,
             n_prompt=self.n_prompt,
-            draw=self.random.random(),
+            draw=self._drawn(),
             bans=self.bans,
             guess=self.guess,
         )
 
+    def _drawn(self) -> float:
+        """The random number of the next token: the same, where a choice was broken off."""
+        if self._draw is None:
+            self._draw = self.random.random()
+        return self._draw
+
     def take(self, choice: Choice) -> Event:
         """Go on with the token that was chosen, or end without one. The job has ended where the event has a reason."""
+        self._draw = None
         if choice.token_id is None:
             return self._fail(f"{choice.error}")
         token_id = choice.token_id

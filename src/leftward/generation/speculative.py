@@ -79,8 +79,8 @@ class Speculator:
 
     Args:
         draft: a model in evaluation mode with the engine's vocabulary; ids that only one of the two has are not
-            guessed. Its keys and values are part of the engine's budget: of each sequence as many places as the
-            engine has, for the draft's context at most.
+            guessed, and nothing is behind those that the draft has not. Its keys and values are part of the engine's
+            budget: of each sequence as many places as the engine has, for the draft's context at most.
         excluded: [V], True for ids that must not be chosen.
         most: guesses at once.
     """
@@ -153,7 +153,8 @@ class Speculator:
         for job in jobs:
             assert job.cache is not None
             room = _capacity(draft.decoder, job.cache.capacity) - len(job.context)
-            lengths[job] = min(self._state(job).length, room)
+            knows = max(job.context) < draft.decoder.config.vocab_size
+            lengths[job] = min(self._state(job).length, room) if knows else 0
         going = [job for job in jobs if lengths[job] > 0]
         new = [self._unread(draft, job) for job in going]
         while going:
