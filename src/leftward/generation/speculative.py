@@ -157,29 +157,31 @@ class Speculator:
             lengths[job] = min(self._state(job).length, room) if knows else 0
         going = [job for job in jobs if lengths[job] > 0]
         new = [self._unread(draft, job) for job in going]
-        while going:
-            kept = []
-            for job, logits in zip(going, self._read(draft, going, new), strict=True):
-                guess = self._guess(job, guesses[job], logits)
-                if guess is None:
-                    continue
-                guesses[job].append(guess)
-                if len(guesses[job]) == lengths[job] or guess.token_id in job.bans.end_ids:
-                    continue
+        try:
+            while going:
+                kept = []
+                for job, logits in zip(going, self._read(draft, going, new), strict=True):
+                    guess = self._guess(job, guesses[job], logits)
+                    if guess is None:
+                        continue
+                    guesses[job].append(guess)
+                    if len(guesses[job]) == lengths[job] or guess.token_id in job.bans.end_ids:
+                        continue
+                    if job.matcher is not None:
+                        try:
+                            job.matcher.accept(guess.token_id)
+                        except UserError:  # the model itself may choose otherwise
+                            continue
+                        walked[job] += 1
+                        if job.matcher.is_over:
+                            continue
+                    kept.append(job)
+                going = kept
+                new = [[guesses[job][-1].token_id] for job in going]
+        finally:  # broken off, too
+            for job in jobs:
                 if job.matcher is not None:
-                    try:
-                        job.matcher.accept(guess.token_id)
-                    except UserError:  # the model itself may choose otherwise
-                        continue
-                    walked[job] += 1
-                    if job.matcher.is_over:
-                        continue
-                kept.append(job)
-            going = kept
-            new = [[guesses[job][-1].token_id] for job in going]
-        for job in jobs:
-            if job.matcher is not None:
-                job.matcher.rewind(walked[job])
+                    job.matcher.rewind(walked[job])
         return guesses
 
     def _unread(self, draft: Reader, job: Job) -> list[int]:
