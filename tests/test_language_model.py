@@ -426,7 +426,7 @@ def test_of_many_prompts_the_first_is_told_before_the_last_is_begun() -> None:
     decoder = random_decoder(Config(vocab_size=tokenizer.vocab_size, max_seq_len=64, n_layers=1, d_model=16), std=0.3)
     passes = []
     decoder.blocks[0].register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
-    told = LanguageModel(decoder, tokenizer).completions(["abc"] * 200, max_tokens=20, stop_ids=())
+    told = LanguageModel(decoder, tokenizer).completions(["abc"] * 200, max_tokens=20, min_tokens=20)
     assert not passes
     assert len(next(told)) == 1
     assert 20 <= len(passes) < 60  # 200 prompts, 64 at once, take 80 at least

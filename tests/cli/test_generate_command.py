@@ -303,7 +303,7 @@ def test_guesses_of_a_draft_and_of_the_prompt(model: Path) -> None:
     assert done.returncode == 2 and b"--speculative and --draft are both given" in done.stderr
 
 
-PROMPTS = ["The fox", "jumps over", "the lazy dog; é"]
+PROMPTS = ["The fox", "jumps\u2028over", "the lazy dog; é"]
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "stdin"])
@@ -311,7 +311,8 @@ def test_a_file_of_prompts(model: Path, tmp_path: Path, kind: str) -> None:
     """Each says what it says alone, in the file's order, and what else stands in a record stays."""
     path, stdin = tmp_path / f"prompts.{kind}", b""
     if kind == "jsonl":
-        records = [json.dumps(PROMPTS[0]), json.dumps({"prompt": PROMPTS[1], "id": 7, "text": "of another"}), ""]
+        second = {"prompt": PROMPTS[1], "id": 7, "text": "of another", "error": "of another"}
+        records = [json.dumps(PROMPTS[0]), json.dumps(second, ensure_ascii=False), ""]
         path.write_text("\n".join([*records, json.dumps({"prompt": PROMPTS[2], "id": [8]}), ""]))
     else:
         path.write_text("\n\n".join(PROMPTS) + "\n")
@@ -327,6 +328,7 @@ def test_a_file_of_prompts(model: Path, tmp_path: Path, kind: str) -> None:
         for prompt, samples in zip(PROMPTS, expected, strict=True)
         for i, each in enumerate(samples)
     ]
+    assert not any("error" in line for line in lines)
     assert [line.get("id") for line in lines] == ([None, None, 7, 7, [8], [8]] if kind == "jsonl" else [None] * 6)
 
 
@@ -347,7 +349,8 @@ def test_beams_of_a_file_of_prompts(model: Path, tmp_path: Path) -> None:
         ('"a"\n{"prompt": "b"\n', "prompts.jsonl:2: this is not JSON"),
         ("[" * 100_000, "prompts.jsonl:1: this is not JSON"),
         ('{"text": "b"}', 'prompts.jsonl:1: this must be a text or an object with a text as "prompt"'),
-        ('"\\ud800"', "prompts.jsonl:1: the prompt has half a surrogate pair"),
+        ('"\\ud800"', "prompts.jsonl:1: half a surrogate pair is no text"),
+        ('{"prompt": "a", "id": ["\\udc00"]}', "prompts.jsonl:1: half a surrogate pair is no text"),
         ('"a"\n"' + "dog " * 200 + '"', "prompt 2 of 2: the prompt has"),
     ],
 )

@@ -525,8 +525,12 @@ def test_the_engine_with_int8_says_nearly_the_same() -> None:
     assert [a.logprobs for a, _ in pairs] != [b.logprobs for _, b in pairs]
 
 
+class BrokenError(Exception):
+    pass
+
+
 @pytest.mark.parametrize("at", [3, 4, 9])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenError])
 def test_a_step_that_is_broken_off_can_be_taken_again(at: int, error: type[BaseException]) -> None:
     """By Ctrl-C or a function of the user's: nobody's text misses a token, and nobody's random numbers are others."""
     decoder = random_decoder(SMALL, std=0.3)
@@ -549,13 +553,13 @@ def test_a_step_that_is_broken_off_can_be_taken_again(at: int, error: type[BaseE
     for request in requests:
         engine.submit(request)
     events: dict[int, list[Event]] = defaultdict(list)
-    while engine.n_requests:
+    for _ in range(60):
         try:
             for event in engine.step():
                 events[event.row].append(event)
         except error:
             assert engine.kv_bytes_used == engine.memory.prefixes.nbytes
-    assert broken
+    assert broken and not engine.n_requests
     for number, request in enumerate(requests):
         expected = alone(decoder, request, speculator=Speculator(60))
         assert [(event.token_id, event.text, event.finish_reason) for event in events[number]] == [
@@ -578,3 +582,41 @@ def test_what_was_not_told_of_a_cancelled_request_is_not_told() -> None:
     assert engine.cancel(other) and engine.n_requests == 1
     assert engine.cancel(empty) and not engine.cancel(empty)
     assert engine.n_requests == 0 and not engine.step()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_context_rolls_that_is_shorter_than_the_models(static: bool) -> None:
+    """Because the memory holds no more of one sequence; the last place is never read, and needs no room."""
+    decoder = random_decoder(SMALL, std=0.3)
+    engine = make(decoder, kv_bytes=row_bytes(SMALL, 20, torch.float32), share_prefixes=False, static=static)
+    number = engine.submit(Request(ids=[1, 2, 3], sampling=greedy(60), at_context="roll", eos_ids=()))
+    events = [event for _ in range(70) for event in engine.step() if event.row == number]
+    assert len(events) == 60 and events[-1].finish_reason == "length" and not engine.n_requests
+
+
+def test_a_context_rolls_whose_step_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the token that fills it and the rolling."""
+    decoder = random_decoder(SMALL, std=0.3)
+    requests = [Request(ids=[n, 2, 3], sampling=greedy(70), at_context="roll", eos_ids=()) for n in (1, 5)]
+    expected = [ids_of(alone(decoder, request)) for request in requests]
+    engine = make(decoder)
+    for request in requests:
+        engine.submit(request)
+    settle, broken = engine._settle, []
+
+    def breaks(job: Any) -> None:
+        if not broken and len(job.context) == 64:
+            broken.append(job)
+            raise BrokenError
+        settle(job)
+
+    monkeypatch.setattr(engine, "_settle", breaks)
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(100):
+        try:
+            for event in engine.step():
+                ids[event.row] += ids_of([event])
+        except BrokenError:
+            continue
+    assert broken and not engine.n_requests
+    assert [ids[0], ids[1]] == expected

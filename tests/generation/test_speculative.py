@@ -407,6 +407,36 @@ def test_a_text_that_a_draft_helped_is_the_same_where_it_was_put_off() -> None:
                 if at is not None and engine._running and len(engine._running[0].context) >= at:
                     at = None
                     engine._put_all_off()
-                ids += [event.token_id for event in engine.step()]
+                events = engine.step()
+                ids += [event.token_id for event in events]
+            assert at is None and events[-1].n_guessed
             texts.append(ids)
         assert all(text == texts[0] for text in texts)
+
+
+def test_a_draft_that_is_broken_off_leaves_its_constraint_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(vocab_size=TOKENIZER.vocab_size, max_seq_len=64, n_layers=1, d_model=32, n_heads=4)
+    decoder = random_decoder(config, std=0.3)
+    sampling = Sampling(temperature=0, max_tokens=40, regex="(ab|cd){6}e")
+    request = Request(ids=[1, 2], sampling=sampling, speculative="draft")
+    ((expected,), _, _) = run(decoder, [request], decoder)
+    speculator = Speculator(config.vocab_size, decoder)
+    read, calls = speculator._read, itertools.count()
+
+    def breaks(*arguments: Any) -> torch.Tensor:
+        if next(calls) == 2:  # behind two guesses that the constraint was told of
+            raise KeyboardInterrupt
+        return read(*arguments)
+
+    monkeypatch.setattr(speculator, "_read", breaks)
+    engine = Engine(decoder, TOKENIZER, speculator=speculator)
+    engine.submit(request)
+    ids: list[int] = []
+    broken = 0
+    for _ in range(100):
+        try:
+            ids += [event.token_id for event in engine.step() if event.token_id is not None]
+        except KeyboardInterrupt:
+            broken += 1
+    assert broken == 1 and not engine.n_requests
+    assert ids == expected

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from leftward.cli import INTERRUPTED
-from leftward.cli.prompts import read_prompts
+from leftward.cli.prompts import read_prompts, read_stdin
 from leftward.cli.sampling import WeightsOption, with_sampling_options
 from leftward.errors import UserError, nearest
 from leftward.formats.directory import check_model
@@ -105,7 +105,9 @@ def generate(
     if prompts is not None:
         records = read_prompts(prompts)
     else:
-        records = [{"prompt": _read_stdin() if prompt is None or prompt == "-" else prompt}]
+        if prompt is None or prompt == "-":  # without the newline that `echo` and editors add
+            prompt = read_stdin("prompt").removesuffix("\n").removesuffix("\r")
+        records = [{"prompt": prompt}]
     texts: list[str] = [record["prompt"] for record in records]
 
     from leftward.generation.completions import Completion, check_any
@@ -133,6 +135,8 @@ def generate(
                 _print_text(((i, each.text, True) for i, each in enumerate(completed)), record["prompt"], settled.n)
             for row, each in enumerate(ends):
                 if isinstance(each, Completion) and each.error is not None:
+                    if prompts is not None:
+                        raise UserError(of_row(row // settled.n, len(records), each.error, "prompt"))
                     raise UserError(of_row(row, len(ends), each.error))
         else:
             events = _noting_ends(language_model.events(texts, settled, **how), ends)
@@ -182,17 +186,6 @@ def _check_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
         raise UserError(f"{name} is {value!r}: {nearest(value, valid)}")
 
 
-def _read_stdin() -> str:
-    if sys.stdin.isatty():
-        typer.echo("[reading the prompt; end it with Ctrl-D]", err=True)
-    data = sys.stdin.buffer.read()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"the prompt on stdin is not UTF-8 text (byte {error.start})") from None
-    return text.removesuffix("\n").removesuffix("\r")  # the newline that `echo` and editors add
-
-
 def _noting_ends(events: Iterator[Event], ends: list[Event | Completion]) -> Iterator[tuple[int, str, bool]]:
     """Of each event the sample, what may be shown now, and whether that was all."""
     for event in events:
@@ -231,11 +224,17 @@ def _print_text(pieces: Iterable[tuple[int, str, bool]], prompt: str, samples: i
     _write("\n")
 
 
+_ANSWER = frozenset(["sample", "seed", "text", "tokens", "finish_reason", "error", "score"])
+_ANSWER |= {"n_guessed", "n_accepted", "prompt_logprobs", "logprobs"}
+"""Fields that are never what a record had."""
+
+
 def _print_json(completed: Sequence[Completion], record: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     """A line for each sample, in their order; what else stands in the prompt's record stays there."""
+    own = {name: value for name, value in record.items() if name not in _ANSWER}
     for i, each in enumerate(completed):
         result: dict[str, Any] = {
-            **record,
+            **own,
             "sample": i,
             "seed": each.seed,
             "text": each.text,

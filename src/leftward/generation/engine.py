@@ -141,7 +141,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Go on by a step; nothing happens where there is nothing to do. A sequence's events are in their order, its
-        last one has a finish reason. A step that is broken off can be taken again."""
+        last one has a finish reason. A step that an exception breaks off can be taken again."""
         try:
             with torch.inference_mode():
                 ready = self._decode()
@@ -150,7 +150,7 @@ class Engine:
                 ready.sort(key=lambda pair: pair[0].number)
                 if ready:
                     self._choose(ready)
-        except BaseException:  # Ctrl-C, a sampler of the user's: whoever goes on loses no token
+        except BaseException:  # of a sampler of the user's, or Ctrl-C
             self._put_all_off()
             raise
         events, self._events = self._events, []
@@ -195,19 +195,23 @@ class Engine:
     def _has_room(self, job: Job, n_places: int) -> bool:
         """Make its memory large enough. False: the job itself was put off."""
         while not self.memory.extend(job, n_places):
-            youngest = self._running.pop()
-            self._free(youngest)
-            self._waiting.appendleft(youngest)
-            if youngest is job:
+            if self._put_youngest_off() is job:
                 return False
         return True
 
+    def _put_youngest_off(self) -> Job:
+        youngest = self._running.pop()
+        self._free(youngest)
+        self._waiting.appendleft(youngest)
+        return youngest
+
     def _put_all_off(self) -> None:
+        """Where a step was broken off: whatever was read is read again, and what was chosen stays."""
         while self._running:
-            job = self._running.pop()
-            self._free(job)
+            job = self._put_youngest_off()
+            job.n_guessed -= len(job.guesses) - job.n_right
             job.guesses, job.n_right = [], 0
-            self._waiting.appendleft(job)
+            job.roll_if_full()
 
     def _free(self, job: Job) -> None:
         self.memory.release(job)

@@ -113,7 +113,7 @@ class Reader:
         hidden = self.decoder.hidden(ids, cache, counts, **special)  # [B, T, D]
         return torch.cat([row[:count] for row, count in zip(hidden, counts, strict=True)])
 
-    def logits(self, hidden: Tensor) -> Tensor:  # [..., D] → [..., vocab_size]
+    def logits(self, hidden: Tensor) -> Tensor:  # [N, D] → [N, vocab_size]
         if self._program is None:
             return self.decoder.logits(hidden)
         return self._program.logits(hidden)

@@ -183,7 +183,7 @@ class Job:
     @property
     def most_places(self) -> int:
         """That its cache can ever need: the last token is not read."""
-        return self.n_before + min(self.limit, len(self.context) + self.left - 1)
+        return self.n_before + min(self.limit - 1, len(self.context) + self.left - 1)
 
     @property
     def guess(self) -> Guess | None:

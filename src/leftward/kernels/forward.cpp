@@ -25,7 +25,7 @@
 
 namespace {
 
-// What the list is made of. program.py has the same, field by field.
+// What the list is made of. forward.py has the same, field by field.
 struct Op {
     int64_t kind, in, out;       // buffers
     int64_t width, rows;         // numbers of a row that is read; numbers that are made of it
@@ -181,8 +181,8 @@ inline float fused(float a, float b, float c) {
 // sums off until it needs more registers than the 16 that AVX2 has.
 template <typename V>
 inline void pin(V &v) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    asm volatile("" : "+x"(v));
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    asm volatile("" : "+v"(v));
 #endif
 }
 
@@ -503,10 +503,10 @@ inline void block_of_any(const uint8_t *block, const int8_t *const *x, const flo
         for (int r = 0; r < ROWS; r++) {
             uint16_t bits;
             std::memcpy(&bits, behind + 2 * r, 2);
-            totals[t]->of[r] += whole[r] * (half(bits) * steps[t][0]);
+            totals[t][0].of[r] += whole[r] * (half(bits) * steps[t][0]);
             if (!IS_Q4) continue;
             std::memcpy(&bits, behind + 32 + 2 * r, 2);
-            totals[t]->of[r] += half(bits) * steps[t][1];
+            totals[t][0].of[r] += half(bits) * steps[t][1];
         }
     }
 }
@@ -842,6 +842,7 @@ void meet(const Attention &a, Query *queries, const Portion &portion, int64_t he
         if (!n) continue;
         float *of = scores[i];
         const int64_t end = (n + W - 1) / W * W;  // of whole vectors
+        for (int64_t k = n; k < end; k++) of[k] = -INFINITY;
         for (int64_t k = 0; k < end; k += W) store(of + k, load(of + k) * a.scale);
         if (IS_SCALED)
             for (int64_t k = 0; k < n; k++) of[k] *= portion.key_scales[k];
@@ -849,7 +850,6 @@ void meet(const Attention &a, Query *queries, const Portion &portion, int64_t he
             for (int64_t k = 0; k < n; k++) of[k] = a.softcap * std::tanh(of[k] / a.softcap);
         if (a.slopes)
             for (int64_t k = 0; k < n; k++) of[k] -= query.slope * float(query.place - (portion.start + k));
-        for (int64_t k = n; k < end; k++) of[k] = -INFINITY;
         vec tops = load(of), weights = {};
         for (int64_t k = W; k < end; k += W) {
             vec some = load(of + k);

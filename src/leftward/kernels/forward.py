@@ -72,6 +72,7 @@ class Work:
     """Operations on buffers, to be worked off again and again: what stays is looked up once.
 
     Args:
+        ops: in their order.
         buffers: [n_tokens, width] each, as the operations count them.
         rounded: room for the widest input of packed weights.
     """
@@ -104,7 +105,8 @@ class Work:
         """
         this = self._pass
         this.n_tokens = n_tokens
-        if tokens is not None and caches is not None:
+        if tokens is not None:
+            assert caches is not None
             first = tokens.buffer_info()[0]
             this.ids, this.rows, this.places = first, first + 8 * n_tokens, first + 16 * n_tokens
             this.caches, this.n_rows, this.cache_type = address(caches), caches.shape[1], cache_type
