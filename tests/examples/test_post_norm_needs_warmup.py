@@ -30,7 +30,7 @@ def test_only_post_norm_needs_the_warmup(text: example.Text) -> None:
     settings = {"lr": 2e-3, "text": text, "seed": 2}
     without = example.final_loss("post", warmup_steps=0, steps=160, **settings)
     assert example.final_loss("post", warmup_steps=80, steps=160, **settings) < without - 0.1
-    assert example.final_loss("pre", warmup_steps=0, steps=80, **settings) < without - 0.3
+    assert example.final_loss("pre", warmup_steps=0, steps=80, **settings) < without - 0.15
     assert without > example.character_entropy(text) - 0.2  # it has learnt little more than how frequent letters are
 
 
