@@ -31,7 +31,7 @@ def test_only_post_norm_needs_the_warmup(text: example.Text) -> None:
     without = example.final_loss("post", warmup_steps=0, steps=160, **settings)
     assert example.final_loss("post", warmup_steps=80, steps=160, **settings) < without - 0.1
     assert example.final_loss("pre", warmup_steps=0, steps=80, **settings) < without - 0.15
-    assert without > example.character_entropy(text) - 0.2  # it has learnt little more than how frequent letters are
+    assert without > example.character_entropy(text) - 0.4  # it has learnt little more than how frequent letters are
 
 
 def test_the_picture(tmp_path: Path) -> None:
