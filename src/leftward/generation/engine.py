@@ -192,9 +192,9 @@ class Engine:
             self._running.append(job)
             job.node = self.memory.prefixes.root if self._shares and not job.has_rolled else None
 
-    def _has_room(self, job: Job, n_places: int) -> bool:
+    def _has_room(self, job: Job) -> bool:
         """Make its memory large enough. False: the job itself was put off."""
-        while not self.memory.extend(job, n_places):
+        while not self.memory.extend(job):
             if self._put_youngest_off() is job:
                 return False
         return True
@@ -239,7 +239,7 @@ class Engine:
         """One token of each sequence that is being written, or several with those that are guessed to follow. Gives
         those that are read to their end, with what the head reads there, [tokens, D]."""
         jobs = [job for job in self._running if not job.is_chunked]
-        jobs = [job for job in jobs if job.cache is not None and self._has_room(job, job.places)]
+        jobs = [job for job in jobs if job.cache is not None and self._has_room(job)]
         jobs = [job for job in jobs if job.cache is not None]  # nobody put it off later
         if not jobs:
             return []

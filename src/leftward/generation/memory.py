@@ -58,8 +58,8 @@ class Memory(ABC):
         """Give the job a cache for what it reads first, if there is room."""
 
     @abstractmethod
-    def extend(self, job: Job, n_places: int) -> bool:
-        """Make the job's cache hold so many tokens, if there is room."""
+    def extend(self, job: Job) -> bool:
+        """Make the job's cache hold what it needs now, if there is room."""
 
     def release(self, job: Job) -> None:
         """Take back what the job has, if anything."""
@@ -126,27 +126,27 @@ class Growing(Memory):
         return self._most_places[self._drafts(request)]
 
     def take(self, job: Job) -> bool:
-        capacity = self._capacity(job, job.places)
+        capacity = self._capacity(job)
         if not self.fits(self._bytes(capacity, self._drafts(job.request))):
             return False
         job.cache = KVCache(self.config, 1, capacity, self.dtype, self.device, rewindable=self._rewindable)
         self._jobs.append(job)
         return True
 
-    def extend(self, job: Job, n_places: int) -> bool:
+    def extend(self, job: Job) -> bool:
         assert job.cache is not None
-        if n_places <= job.cache.capacity:
+        if job.places <= job.cache.capacity:
             return True
-        capacity, drafts = self._capacity(job, n_places), self._drafts(job.request)
+        capacity, drafts = self._capacity(job), self._drafts(job.request)
         if not self.fits(self._bytes(capacity, drafts) - self._bytes(job.cache.capacity, drafts)):
             return False
         job.cache.grow(capacity)
         return True
 
-    def _capacity(self, job: Job, n_places: int) -> int:
-        """Memory for so many places, and no more than the job can ever need."""
-        rounded = -(-n_places // _BLOCK) * _BLOCK
-        return max(n_places, min(rounded, job.most_places, self.most_places(job.request)))
+    def _capacity(self, job: Job) -> int:
+        """In whole blocks, and no more than the job can ever need."""
+        rounded = -(-job.places // _BLOCK) * _BLOCK
+        return max(job.places, min(rounded, job.most_places, self.most_places(job.request)))
 
     def _rows_bytes(self) -> int:
         return sum(job.cache.nbytes for job in self._jobs if job.cache is not None)
@@ -196,8 +196,8 @@ class Slotted(Memory):
         self._jobs.append(job)
         return True
 
-    def extend(self, job: Job, n_places: int) -> bool:
-        return n_places <= self.pool.capacity
+    def extend(self, job: Job) -> bool:
+        return job.places <= self.pool.capacity
 
     def release(self, job: Job) -> None:
         if job.cache is not None:

@@ -149,11 +149,11 @@ class Speculator:
         """Continue all of them, a token a pass."""
         guesses: dict[Job, list[Guess]] = {job: [] for job in jobs}
         walked = dict.fromkeys(jobs, 0)  # guesses that a constraint was told of
-        lengths = {}
+        lengths, known_ids = {}, draft.decoder.config.vocab_size
         for job in jobs:
             assert job.cache is not None
             room = _capacity(draft.decoder, job.cache.capacity) - len(job.context)
-            knows = max(job.context) < draft.decoder.config.vocab_size
+            knows = known_ids >= self._vocab_size or max(job.context) < known_ids
             lengths[job] = min(self._state(job).length, room) if knows else 0
         going = [job for job in jobs if lengths[job] > 0]
         new = [self._unread(draft, job) for job in going]
