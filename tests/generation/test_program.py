@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -85,8 +87,8 @@ def test_company_and_portions_change_no_bit(kind: str, config: Config, seed: int
 @given(st.data(), st.integers(0, 2**31))
 @settings(max_examples=30)
 def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed: int) -> None:
-    """More keys than are worked on together, heads of all widths, and groups of queries of all sizes; in portions and
-    among others the same to the bit."""
+    """More keys than are worked on together, heads of all widths, groups of queries of all sizes; in portions, among
+    others, and by any number of threads the same to the bit."""
     n_kv_heads, group = data.draw(st.sampled_from([(1, 8), (1, 3), (2, 1), (2, 5), (3, 2), (2, 4)]))
     window = data.draw(st.sampled_from([None, None, 1, 7, 63, 64, 65, 130]))
     config = Config(
@@ -120,11 +122,22 @@ def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed:
     while rows := [row for row in (0, 1) if caches[row].lengths[0] < len(texts[row])]:
         counts = [chance.randint(1, min(most, len(texts[row]) - caches[row].lengths[0])) for row in rows]
         new = [texts[row][caches[row].lengths[0] :][:count].tolist() for row, count in zip(rows, counts, strict=True)]
-        hidden = program.hidden(new, Rows([caches[row] for row in rows]))
+        with threads(chance.choice([1, 2, 3, 7])):
+            hidden = program.hidden(new, Rows([caches[row] for row in rows]))
         for row, part in zip(rows, hidden.split(counts), strict=True):
             parts[row].append(part)
     for text_alone, together in zip(alone, parts, strict=True):
         assert torch.equal(text_alone, torch.cat(together))
+
+
+@contextlib.contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", ["q4", "q8"])

@@ -74,6 +74,8 @@ constexpr int64_t AHEAD = 1024;  // bytes of weights that are asked for before t
 // All threads meet here. They spin, since the next one is a microsecond away, and give way where it is not.
 class Barrier {
   public:
+    std::vector<float> shared;  // by all threads; one of them makes room, and they meet before they use it
+
     void set(int n) { n_ = n, left_.store(n); }
     void wait() {
         if (n_ == 1) return;
@@ -175,6 +177,17 @@ inline float fused(float a, float b, float c) {
 #else
     return a * b + c;
 #endif
+}
+
+// Reads numbers that nobody needs yet, in their order, which the processor foresees.
+template <typename T>
+inline void touch(const T *from, int64_t n) {
+    const char *bytes = (const char *)from;
+    for (int64_t i = 0; i + 32 <= n * int64_t(sizeof(T)); i += 32) {
+        int32_t read;
+        std::memcpy(&read, bytes + i, 4);
+        asm volatile("" : : "r"(read));
+    }
 }
 
 // What is to be in a register here: left to itself, a compiler reads the same number from memory for every use, or puts
@@ -524,7 +537,7 @@ inline void block_q8(const uint8_t *block, const int8_t *const *x, const float *
 #endif
 
 template <int N, bool IS_Q4>
-void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t row) {
+void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t row, int64_t ahead) {
     constexpr int64_t BYTES = IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8;
     const int64_t n_blocks = op.width / COLUMNS;
     const int8_t *x[N];
@@ -537,8 +550,8 @@ void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t t
     }
     for (int64_t b = 0; b < n_blocks; b++) {
         const uint8_t *block = strip + b * BYTES;
-        if (N == 1)  // whose time is that of reading weights
-            for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD + at);
+        if (ahead)
+            for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + ahead + at);
         if (IS_Q4)
             block_q4<N>(block, x, steps, totals);
         else
@@ -555,12 +568,17 @@ void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t t
     }
 }
 
-// All tokens from `token` to `stop`, N at a time, then the rest.
+// All tokens from `token` to `stop`, N at a time, then the rest. The first ones wait for the memory: they ask for what
+// comes next where they are the only ones, and else the last ones ask for all of the next strip.
 template <int N, bool IS_Q4>
-void packed_strip(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row) {
-    for (; token + N <= stop; token += N) packed_rows<N, IS_Q4>(op, pass, strip, token, row);
+void packed_strip(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row,
+                  int64_t ahead = AHEAD) {
+    for (; token + N <= stop; token += N) {
+        packed_rows<N, IS_Q4>(op, pass, strip, token, row, token + N == stop ? ahead : 0);
+        ahead = op.width / COLUMNS * (IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8);
+    }
     if constexpr (N > 1)
-        if (token < stop) packed_strip<N - 1, IS_Q4>(op, pass, strip, token, stop, row);
+        if (token < stop) packed_strip<N - 1, IS_Q4>(op, pass, strip, token, stop, row, ahead);
 }
 
 template <bool IS_Q4>
@@ -742,16 +760,26 @@ constexpr int64_t TOKENS = 8;    // whose queries meet a portion of the keys whi
 
 struct Query {
     const float *q;
-    float *sums;  // [head_dim]: of weights · values so far
-    float largest, total;  // score; of the weights
     float slope;
     int64_t place;
 };
+
+// What keys answer a query is head_dim + 2 numbers: the sums of weights · values, the largest score, and the sum of the
+// weights e^(score - largest).
+constexpr int64_t BESIDE_SUMS = 2;
+constexpr int64_t MOST_SHARED = 1 << 20;  // numbers
 
 struct Portion {  // of the keys of a row that follow one another from place `start` on
     int64_t start, n;
     const void *keys[KEYS], *values[KEYS];
     float key_scales[KEYS], value_scales[KEYS];
+};
+
+// The queries of some tokens of a row that share their keys. Several tokens see keys from the same place on.
+struct Group {
+    int64_t token, n_tokens, kv_head;
+    int64_t first, last;  // places that are seen
+    int64_t n_portions() const { return (last - first) / KEYS + 1; }
 };
 
 // Scores of N queries and 8 keys, of which the last ones may be missing.
@@ -788,15 +816,15 @@ inline void scores_of_8(const Query *queries, const C *const *keys, int64_t n, i
     }
 }
 
-// Adds weights · values of keys `first` … `last` − 1 to the sums of N queries.
+// Adds weights · values of keys `first` … `last` − 1 to the sums of N queries, `stride` numbers from one to the next.
 template <int N, typename C, int64_t FIXED>
-inline void add_values(const Query *queries, const float (*weights)[KEYS], const C *const *values, int64_t first,
+inline void add_values(float *sums, int64_t stride, const float (*weights)[KEYS], const C *const *values, int64_t first,
                        int64_t last, int64_t head_dim) {
     int64_t d = 0;
     for (; d + 4 * W <= head_dim; d += 4 * W) {
         vec out[N][4];
         for (int i = 0; i < N; i++)
-            for (int j = 0; j < 4; j++) out[i][j] = load(queries[i].sums + d + j * W);
+            for (int j = 0; j < 4; j++) out[i][j] = load(sums + i * stride + d + j * W);
         for (int64_t k = first; k < last; k++) {
             vec weight[N];
             for (int i = 0; i < N; i++) weight[i] = spread(weights[i][k]);
@@ -807,23 +835,22 @@ inline void add_values(const Query *queries, const float (*weights)[KEYS], const
             }
         }
         for (int i = 0; i < N; i++)
-            for (int j = 0; j < 4; j++) store(queries[i].sums + d + j * W, out[i][j]);
+            for (int j = 0; j < 4; j++) store(sums + i * stride + d + j * W, out[i][j]);
     }
     for (; !FIXED && d < head_dim; d++)
         for (int i = 0; i < N; i++) {
-            float out = queries[i].sums[d];
+            float out = sums[i * stride + d];
             for (int64_t k = first; k < last; k++) out += number(values[k][d]) * weights[i][k];
-            queries[i].sums[d] = out;
+            sums[i * stride + d] = out;
         }
 }
 
-// What a portion of the keys adds to N queries, each of which sees those up to its own place: the largest score so far
-// is taken out, and what was summed before is scaled when a larger one comes (Milakov and Gimelshein 2018, arXiv
-// 1805.02867).
+// What a portion of the keys answers N queries, each of which sees those up to its own place: [N, head_dim + 2].
 template <int N, typename C, int64_t FIXED>
-void meet(const Attention &a, Query *queries, const Portion &portion, int64_t head_dim) {
+void meet(const Attention &a, const Query *queries, const Portion &portion, int64_t head_dim, float *answers) {
     constexpr bool IS_SCALED = std::is_same<C, int8_t>::value;
     const C *const *keys = (const C *const *)portion.keys, *const *values = (const C *const *)portion.values;
+    const int64_t stride = head_dim + BESIDE_SUMS;
     alignas(64) float scores[N][KEYS];
     int64_t seen[N], common = KEYS, most = 0;
     for (int i = 0; i < N; i++) {
@@ -836,11 +863,11 @@ void meet(const Attention &a, Query *queries, const Portion &portion, int64_t he
         scores_of_8<N, C, FIXED>(queries, keys + k, std::min<int64_t>(8, most - k), head_dim, some);
         for (int i = 0; i < N; i++) std::copy(some[i], some[i] + 8, scores[i] + k);
     }
+    std::fill(answers, answers + N * stride, 0.0f);
     for (int i = 0; i < N; i++) {
-        Query &query = queries[i];
+        const Query &query = queries[i];
         const int64_t n = seen[i];
-        if (!n) continue;
-        float *of = scores[i];
+        float *of = scores[i], top = -INFINITY;
         const int64_t end = (n + W - 1) / W * W;  // of whole vectors
         for (int64_t k = n; k < end; k++) of[k] = -INFINITY;
         for (int64_t k = 0; k < end; k += W) store(of + k, load(of + k) * a.scale);
@@ -850,69 +877,134 @@ void meet(const Attention &a, Query *queries, const Portion &portion, int64_t he
             for (int64_t k = 0; k < n; k++) of[k] = a.softcap * std::tanh(of[k] / a.softcap);
         if (a.slopes)
             for (int64_t k = 0; k < n; k++) of[k] -= query.slope * float(query.place - (portion.start + k));
-        vec tops = load(of), weights = {};
-        for (int64_t k = W; k < end; k += W) {
+        vec tops = spread(top), weights = {};
+        for (int64_t k = 0; k < end; k += W) {
             vec some = load(of + k);
             tops = some > tops ? some : tops;
         }
-        float top = query.largest;
         for (int64_t k = 0; k < W; k++) top = tops[k] > top ? tops[k] : top;
         for (int64_t k = 0; k < end; k += W) {
             for (int64_t j = 0; j < W; j++) of[k + j] = fast_exp(of[k + j] - top);
             weights += load(of + k);
         }
-        float before = query.largest == top ? 1.0f : query.largest == -INFINITY ? 0.0f : fast_exp(query.largest - top);
-        query.total = fused(query.total, before, sum(weights));
-        query.largest = top;
+        answers[i * stride + head_dim] = top;
+        answers[i * stride + head_dim + 1] = sum(weights);
         if (IS_SCALED)
             for (int64_t k = 0; k < n; k++) of[k] *= portion.value_scales[k];
-        if (before != 1)
-            for (int64_t d = 0; d < head_dim; d++) query.sums[d] *= before;
     }
-    add_values<N, C, FIXED>(queries, scores, values, 0, common, head_dim);
+    add_values<N, C, FIXED>(answers, stride, scores, values, 0, common, head_dim);
     for (int i = 0; i < N; i++)
-        add_values<1, C, FIXED>(queries + i, scores + i, values, common, seen[i], head_dim);
+        add_values<1, C, FIXED>(answers + i * stride, stride, scores + i, values, common, seen[i], head_dim);
 }
 
-// softmax(scores) · values of the queries of some tokens of a row that share a key, a portion of the keys at a time.
-// Several tokens see keys from the same place on.
+// What a portion of the keys answers a group's queries: [queries, head_dim + 2].
 template <typename C, int64_t FIXED>
-void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, int64_t token, int64_t n_tokens,
-               int64_t kv_head, std::vector<float> &scratch) {
-    const int64_t head_dim = FIXED ? FIXED : a.head_dim, group = a.n_heads / a.n_kv_heads, n = n_tokens * group;
+void meet_portion(const Attention &a, const Cache &cache, const Group &group, const std::vector<Query> &queries,
+                  int64_t number, float *answers) {
+    const int64_t head_dim = FIXED ? FIXED : a.head_dim, stride = head_dim + BESIDE_SUMS;
+    const int64_t n = queries.size(), start = group.first + number * KEYS;
+    Portion portion;
+    portion.start = start, portion.n = std::min(KEYS, group.last + 1 - start);
+    for (int64_t i = 0, slot = start % cache.slots; i < portion.n; i++) {
+        portion.keys[i] = slot_of<C>(cache.keys, a, cache, group.kv_head, slot);
+        portion.values[i] = slot_of<C>(cache.values, a, cache, group.kv_head, slot);
+        if (std::is_same<C, int8_t>::value) {
+            portion.key_scales[i] = cache.key_scales[group.kv_head * cache.slots + slot];
+            portion.value_scales[i] = cache.value_scales[group.kv_head * cache.slots + slot];
+        }
+        slot = slot + 1 < cache.slots ? slot + 1 : 0;
+    }
+    if (n <= QUERIES)  // which wait for the memory, and meet keys four at a time
+        for (const void *const *held : {portion.keys, portion.values})
+            for (int64_t i = 0; i < portion.n; i++) touch((const C *)held[i], head_dim);
+    int64_t i = 0;
+    for (; i + QUERIES <= n; i += QUERIES)
+        meet<QUERIES, C, FIXED>(a, &queries[i], portion, head_dim, answers + i * stride);
+    for (; i < n; i++) meet<1, C, FIXED>(a, &queries[i], portion, head_dim, answers + i * stride);
+}
+
+// Adds a portion's answer to that of all portions before it: always in their order, whoever has worked on them (Milakov
+// and Gimelshein 2018, arXiv 1805.02867).
+inline void add_answer(const float *part, float *all, int64_t head_dim) {
+    const float last = all[head_dim], here = part[head_dim], top = here > last ? here : last;
+    const auto factor = [top](float largest) {
+        return largest == top ? 1.0f : largest == -INFINITY ? 0.0f : fast_exp(largest - top);
+    };
+    const float before = factor(last), now = factor(here);
+    for (int64_t d = 0; d < head_dim; d++) all[d] = fused(all[d], before, part[d] * now);
+    all[head_dim] = top;
+    all[head_dim + 1] = fused(all[head_dim + 1], before, part[head_dim + 1] * now);
+}
+
+// The answer of no key yet, to a group's i-th query.
+inline void begin_answer(const Attention &a, const Group &group, int64_t i, float *all) {
+    const int64_t n_heads = a.n_heads / a.n_kv_heads, head = group.kv_head * n_heads + i % n_heads;
+    std::fill(all, all + a.head_dim, 0.0f);
+    all[a.head_dim] = a.sinks ? a.sinks[head] : -INFINITY;
+    all[a.head_dim + 1] = a.sinks ? 1 : 0;
+}
+
+inline void put_answer(const Op &op, const Attention &a, const Pass &pass, const Group &group, int64_t i, const float *all) {
+    const int64_t n_heads = a.n_heads / a.n_kv_heads, head = group.kv_head * n_heads + i % n_heads;
+    float *out = pass.buffers[op.out] + (group.token + i / n_heads) * op.out_width + head * a.head_dim;
+    for (int64_t d = 0; d < a.head_dim; d++) out[d] = all[d] / all[a.head_dim + 1];
+}
+
+inline Group group_of(const Attention &a, const Pass &pass, int64_t token, int64_t n_tokens, int64_t kv_head) {
     const int64_t first = a.window ? std::max<int64_t>(0, pass.places[token] - a.window + 1) : 0;
-    const int64_t last = pass.places[token + n_tokens - 1];
-    scratch.assign(n * head_dim, 0.0f);
+    return {token, n_tokens, kv_head, first, pass.places[token + n_tokens - 1]};
+}
+
+std::vector<Query> queries_of(const Op &op, const Attention &a, const Pass &pass, const Group &group) {
+    const int64_t n_heads = a.n_heads / a.n_kv_heads, n = group.n_tokens * n_heads;
     std::vector<Query> queries(n);
     for (int64_t i = 0; i < n; i++) {
-        const int64_t head = kv_head * group + i % group, of = token + i / group;
-        Query &query = queries[i];
-        query.q = head_of(op, pass, of, head, head_dim);
-        query.sums = scratch.data() + i * head_dim;
-        query.largest = a.sinks ? a.sinks[head] : -INFINITY;
-        query.total = a.sinks ? 1 : 0;
-        query.slope = a.slopes ? a.slopes[head] : 0;
-        query.place = pass.places[of];
+        const int64_t token = group.token + i / n_heads, head = group.kv_head * n_heads + i % n_heads;
+        queries[i] = {head_of(op, pass, token, head, a.head_dim), a.slopes ? a.slopes[head] : 0, pass.places[token]};
     }
-    Portion portion;
-    for (portion.start = first; portion.start <= last; portion.start += KEYS) {
-        portion.n = std::min(KEYS, last + 1 - portion.start);
-        for (int64_t i = 0, slot = portion.start % cache.slots; i < portion.n; i++) {
-            portion.keys[i] = slot_of<C>(cache.keys, a, cache, kv_head, slot);
-            portion.values[i] = slot_of<C>(cache.values, a, cache, kv_head, slot);
-            if (std::is_same<C, int8_t>::value) {
-                portion.key_scales[i] = cache.key_scales[kv_head * cache.slots + slot];
-                portion.value_scales[i] = cache.value_scales[kv_head * cache.slots + slot];
-            }
-            slot = slot + 1 < cache.slots ? slot + 1 : 0;
+    return queries;
+}
+
+// softmax(scores) · values of a group's queries, by this thread alone.
+template <typename C, int64_t FIXED>
+void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, const Group &group) {
+    const std::vector<Query> queries = queries_of(op, a, pass, group);
+    const int64_t stride = a.head_dim + BESIDE_SUMS, n = queries.size();
+    std::vector<float> all(n * stride), part(n * stride);
+    for (int64_t i = 0; i < n; i++) begin_answer(a, group, i, &all[i * stride]);
+    for (int64_t number = 0; number < group.n_portions(); number++) {
+        meet_portion<C, FIXED>(a, cache, group, queries, number, part.data());
+        for (int64_t i = 0; i < n; i++) add_answer(&part[i * stride], &all[i * stride], a.head_dim);
+    }
+    for (int64_t i = 0; i < n; i++) put_answer(op, a, pass, group, i, &all[i * stride]);
+}
+
+// The same for few groups, by all threads: each takes portions, then each queries, whose answers it adds up.
+template <typename C, int64_t FIXED>
+void attend_together(const Op &op, const Attention &a, const Pass &pass, const Cache *caches,
+                     const std::vector<Group> &groups, const Thread &me) {
+    const int64_t stride = a.head_dim + BESIDE_SUMS, n_heads = a.n_heads / a.n_kv_heads;
+    int64_t turn = 0;
+    float *at = me.barrier->shared.data();
+    for (const Group &group : groups) {
+        const std::vector<Query> queries = queries_of(op, a, pass, group);
+        for (int64_t number = 0; number < group.n_portions(); number++, turn++, at += queries.size() * stride)
+            if (turn % me.n == me.id)
+                meet_portion<C, FIXED>(a, caches[pass.rows[group.token]], group, queries, number, at);
+    }
+    me.barrier->wait();
+    std::vector<float> all(stride);
+    at = me.barrier->shared.data();
+    for (const Group &group : groups) {
+        const int64_t n = group.n_tokens * n_heads;
+        for (int64_t i = 0; i < n; i++, turn++) {
+            if (turn % me.n != me.id) continue;
+            begin_answer(a, group, i, all.data());
+            for (int64_t number = 0; number < group.n_portions(); number++)
+                add_answer(at + (number * n + i) * stride, all.data(), a.head_dim);
+            put_answer(op, a, pass, group, i, all.data());
         }
-        int64_t i = 0;
-        for (; i + QUERIES <= n; i += QUERIES) meet<QUERIES, C, FIXED>(a, &queries[i], portion, head_dim);
-        for (; i < n; i++) meet<1, C, FIXED>(a, &queries[i], portion, head_dim);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        float *out = pass.buffers[op.out] + (token + i / group) * op.out_width + (kv_head * group + i % group) * head_dim;
-        for (int64_t d = 0; d < head_dim; d++) out[d] = queries[i].sums[d] / queries[i].total;
+        at += group.n_portions() * n * stride;
     }
 }
 
@@ -941,19 +1033,28 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
         if (head >= a.n_heads && !overwrites)
             remember<C>(op, a, pass, caches[pass.rows[token]], token, head - a.n_heads);
     }
-    me.barrier->wait();
-    std::vector<float> scratch;
     if (!overwrites) {
-        // Later tokens see more: they are dealt out in turn.
-        for (int64_t token = 0, turn = 0; token < n;) {
-            int64_t end = end_of_run(a, pass, token);
-            for (int64_t kv_head = 0; kv_head < a.n_kv_heads; kv_head++, turn++)
-                if (turn % me.n == me.id)
-                    attend_to<C, FIXED>(op, a, pass, caches[pass.rows[token]], token, end - token, kv_head, scratch);
-            token = end;
+        std::vector<Group> groups;
+        int64_t n_shared = 0;
+        for (int64_t token = 0, end; token < n; token = end) {
+            end = end_of_run(a, pass, token);
+            for (int64_t kv_head = 0; kv_head < a.n_kv_heads; kv_head++) {
+                groups.push_back(group_of(a, pass, token, end - token, kv_head));
+                const int64_t n_queries = (end - token) * (a.n_heads / a.n_kv_heads);
+                n_shared += groups.back().n_portions() * n_queries * (a.head_dim + BESIDE_SUMS);
+            }
         }
+        // Where there are few, threads would wait for the one that has most.
+        const bool together = me.n > 1 && int64_t(groups.size()) < 4 * me.n && n_shared <= MOST_SHARED;
+        if (together && me.id == 0 && int64_t(me.barrier->shared.size()) < n_shared) me.barrier->shared.resize(n_shared);
+        me.barrier->wait();
+        if (together) return attend_together<C, FIXED>(op, a, pass, caches, groups, me);
+        // Later tokens see more: they are dealt out in turn.
+        for (size_t i = me.id; i < groups.size(); i += me.n)
+            attend_to<C, FIXED>(op, a, pass, caches[pass.rows[groups[i].token]], groups[i]);
         return;
     }
+    me.barrier->wait();
     // Every key only once the tokens before have seen what was in its place.
     for (int64_t first = 0, sequence = 0; first < n;) {
         int64_t last = first;
@@ -963,7 +1064,7 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
             if (sequence % me.n != me.id) continue;
             for (int64_t t = first; t < last; t++) {
                 remember<C>(op, a, pass, cache, t, kv_head);
-                attend_to<C, FIXED>(op, a, pass, cache, t, 1, kv_head, scratch);
+                attend_to<C, FIXED>(op, a, pass, cache, group_of(a, pass, t, 1, kv_head));
             }
         }
         first = last;

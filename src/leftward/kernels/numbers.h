@@ -32,9 +32,9 @@ inline void put(bf16 *place, float value) {
     place->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-// e^x to 2 ulp, for loops that the compiler turns into vectors (Cephes' polynomial). Beyond what fp32 can hold it is 0 or
-// about 10^38; what is no number stays so.
-inline float fast_exp(float x) {
+// e^x to 2 ulp, for loops that the compiler turns into vectors (Cephes' polynomial), which it doesn't with a call in them.
+// Beyond what fp32 can hold it is 0 or about 10^38; what is no number stays so.
+__attribute__((always_inline)) inline float fast_exp(float x) {
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
     float n = std::nearbyint(x * 1.44269504f);
