@@ -237,7 +237,8 @@ class LanguageModel:
                 otherwise it is another one for the same seed, as likely as without.
             at_context: when prompt and output fill the context: "stop", or "roll": drop the older half of it but for
                 the first `n_keep` tokens, and go on behind the rest alone.
-            kv_dtype: of keys and values: "fp32", "bf16" or "int8". None: the model's.
+            kv_dtype: of keys and values: "fp32", "bf16" or "int8". None: as the weights, or bf16 where these are in 4
+                or 8 bits.
             sampling: the fields of `Sampling`: max_tokens, temperature, top_p, n, stop, seed, logprobs and so on. What
                 is not given is as the model's generation_config.json has it.
 

@@ -163,13 +163,13 @@ def _measured(
     """Prefill, decode, and several at once, in tokens/s."""
     n = lengths.output
     prefill = lengths.long_prompt / _seconds(contender.write, [prompt(lengths.long_prompt)], 1)
-    ids = [prompt(lengths.prompt)]
-    read, written = _seconds(contender.write, ids, 1), _seconds(contender.write, ids, n)
-    decode = (n - 1) / max(written - read, 1e-9)
-    if not contender.takes_several:
-        return prefill, decode, None
-    prompts = [prompt(lengths.prompt) for _ in range(ROWS)]
-    return prefill, decode, ROWS * n / _seconds(contender.write, prompts, n)
+
+    def decode(rows: int) -> float:
+        prompts = [prompt(lengths.prompt) for _ in range(rows)]
+        read, written = _seconds(contender.write, prompts, 1), _seconds(contender.write, prompts, n)
+        return rows * (n - 1) / max(written - read, 1e-9)
+
+    return prefill, decode(1), decode(ROWS) if contender.takes_several else None
 
 
 def _seconds(work: Callable[..., object], *arguments: Any) -> float:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import leftward.generation.memory as memory_module
 from leftward import Config
 from leftward.errors import UserError
+from leftward.formats.packing import with_packed_weights
 from leftward.generation.engine import Engine
 from leftward.generation.requests import Event, Request
 from leftward.generation.rules import Row
@@ -30,7 +31,7 @@ from leftward.generation.speculative import Speculator
 from leftward.kernels import native
 from leftward.model.cache import KVCache, Rows, row_bytes
 from leftward.model.decoder import Decoder
-from leftward.planner import count_kv_cache
+from leftward.planner import count_kv_cache, plan
 from leftward.text.tokenizer import Tokenizer
 from random_models import configs, random_decoder, random_ids
 
@@ -244,6 +245,15 @@ def test_memory_is_what_the_planner_says_and_never_more_than_the_budget() -> Non
         assert engine.kv_bytes_used == count_kv_cache(config, 127, dtype=name).bytes
         finish(engine)
         assert engine.kv_bytes_used == 0
+
+
+@pytest.mark.skipif(not native.available(), reason="no C++ compiler here")
+def test_weights_in_8_bits_have_16_bits_for_keys_and_values_as_planned() -> None:
+    engine = make(with_packed_weights(random_decoder(SMALL), "q8"), share_prefixes=False)
+    engine.submit(Request(ids=random_ids(SMALL, 10).tolist(), sampling=greedy(6)))
+    engine.step()
+    # Two layers, keys and values, two heads of 8 numbers in two bytes.
+    assert engine.kv_bytes_used == 15 * 2 * 2 * 2 * 8 * 2 == plan(SMALL, seq_len=15, dtype="q8_0").kv_cache.bytes
 
 
 def test_int8_takes_a_byte_a_number_and_four_a_scale() -> None:

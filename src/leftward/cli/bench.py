@@ -67,7 +67,11 @@ def generate(
     ours = found.speeds[0]
     typer.echo(f"{found.model}, {found.threads} threads; medians of {repeats}, in turns")
     for speed in found.speeds:
-        at_once = "" if speed.together is None else f", {speed.together:,.0f} with {ROWS} sequences at once"
+        at_once = ""
+        if speed.together is not None:
+            at_once = (
+                f", {speed.together:,.0f} with {ROWS} sequences at once ({speed.together / speed.decode:.1f} times one)"
+            )
         typer.echo(
             f"{speed.name} ({speed.path}): {speed.decode:,.1f} tokens/s written, {speed.prefill:,.0f} read{at_once}"
         )

@@ -61,7 +61,10 @@ def generate(
     ] = None,
     n_keep: Annotated[int | None, typer.Option(help="Of a context that rolls: so many first tokens stay.")] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(metavar="fp32|bf16|int8", help="Of keys and values. Default: the model's.")
+        str | None,
+        typer.Option(
+            metavar="fp32|bf16|int8", help="Of keys and values. Default: as the weights; bf16 beside 4 or 8 bits."
+        ),
     ] = None,
     num_beams: Annotated[
         int | None, typer.Option(help="Search with so many beams for what is likeliest as a whole; draw nothing.")

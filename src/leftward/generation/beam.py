@@ -180,7 +180,7 @@ def _prefill(decoder: Decoder, searches: Sequence[_Prompt]) -> tuple[KVCache, Te
     prompts = [search.ids for search in searches]
     lengths = list(map(len, prompts))
     capacity = max(len(search.ids) + search.limit for search in searches)
-    cache = KVCache(decoder.config, len(prompts), capacity, decoder.dtype, decoder.device, rewindable=0)
+    cache = KVCache(decoder.config, len(prompts), capacity, decoder.kv_dtype, decoder.device, rewindable=0)
     padded = torch.tensor([[*ids, *[0] * (max(lengths) - len(ids))] for ids in prompts], device=decoder.device)
     hidden = decoder.hidden(padded, cache, lengths)  # [B, T, D]
     return cache, decoder.logits(hidden[range(len(prompts)), [length - 1 for length in lengths]])

@@ -58,7 +58,7 @@ class Contrastive:
         cache, new = self._caches.pop(ids[:-1], None), ids[-1:]
         if cache is None:
             capacity = min(len(ids) + 256, amateur.config.max_seq_len)
-            cache, new = KVCache(amateur.config, 1, capacity, amateur.dtype, amateur.device, rewindable=0), ids
+            cache, new = KVCache(amateur.config, 1, capacity, amateur.kv_dtype, amateur.device, rewindable=0), ids
         elif len(ids) > cache.capacity:
             cache.grow(min(2 * cache.capacity, amateur.config.max_seq_len))
         hidden = amateur.hidden(torch.tensor([new], device=amateur.device), cache)

@@ -45,7 +45,8 @@ class Engine:
         kv_bytes: memory for keys and values, of sequences in work, what a draft holds of them too, and of stored
             beginnings. None: on a GPU half of what is free there; elsewhere 1 GiB, or what one sequence of the whole
             context takes where that is more.
-        kv_dtype: of keys and values: fp32, bf16, or int8 with a scale for each token and head. None: the decoder's.
+        kv_dtype: of keys and values: fp32, bf16, or int8 with a scale for each token and head. None: as the weights, or
+            bf16 where these are in 4 or 8 bits.
         chunk: tokens of a prompt that are read together. Prompts are divided at its multiples whatever else there is to
             do, so that their numbers don't depend on it.
         step_tokens: of prompts, padding included, that a step reads at most, or one chunk.
@@ -89,7 +90,7 @@ class Engine:
         self.excluded = None if excluded is None else excluded.to(decoder.device)
         self.max_rows, self.chunk, self.step_tokens = max_rows, chunk, step_tokens
         self.speculator = speculator
-        dtype = decoder.dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
+        dtype = decoder.kv_dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
         self.memory: Memory
         steps = None
         if static or (static is None and decoder.device.type == "cuda" and can_be_recorded(decoder)):

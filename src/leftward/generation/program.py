@@ -175,6 +175,7 @@ class Program:
         self._angles: dict[bool, tuple[Tensor, Tensor]] = {}
         self._places: WeakKeyDictionary[KVCache, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
         local = [config.is_local(layer) for layer in range(config.n_layers)]
+        self._together: tuple[list[Tensor], Tensor] = ([], torch.empty(0))  # of the last pass
         self._local = local.index(True) if any(local) else None
         self._in_local = torch.tensor(local, dtype=torch.int64)
         self._never = torch.zeros_like(self._in_local)
@@ -208,7 +209,9 @@ class Program:
         self._turn_to(cache.capacity)
         parts = cache.caches if isinstance(cache, Rows) else [cache]
         tables = [self._table(part) for part in parts]
-        caches, first = tables[0] if len(tables) == 1 else torch.cat(tables, dim=1), parts[0]
+        if len(tables) != len(self._together[0]) or not all(map(operator.is_, tables, self._together[0])):
+            self._together = tables, tables[0] if len(tables) == 1 else torch.cat(tables, dim=1)
+        caches, first = self._together[1], parts[0]
         self._n_passes += 1
         if self._n_passes == _PASSES:
             weights = (tensor for tensor in self._kept if isinstance(tensor, Tensor))

@@ -78,6 +78,11 @@ class Row:
     """Its next token, if it was drawn from another model's distribution."""
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether it gets the likeliest token, and nothing else is asked for."""
+        return self.sampling.temperature == 0 and self.sampling.logprobs is None and not self.has_rules
+
+    @property
     def has_rules(self) -> bool:
         """Whether `apply_rules` may change anything."""
         sampling = self.sampling

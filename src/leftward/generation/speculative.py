@@ -193,7 +193,7 @@ class Speculator:
         capacity = _capacity(model, job.cache.capacity)
         known = 0
         if state.cache is None:
-            state.cache = KVCache(model.config, 1, capacity, model.dtype, model.device, rewindable=self.most)
+            state.cache = KVCache(model.config, 1, capacity, model.kv_dtype, model.device, rewindable=self.most)
         else:
             if capacity > state.cache.capacity:
                 state.cache.grow(capacity)

@@ -157,6 +157,12 @@ class Decoder(nn.Module):
         return self.embed.weight.dtype if isinstance(self.embed, nn.Embedding) else torch.float32
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values, where nothing else is asked for: `dtype`, or bf16 beside packed weights, which round more
+        (docs/generation.md)."""
+        return torch.bfloat16 if packed_of(self) else self.dtype
+
+    @property
     def n_parameters(self) -> int:
         """Weights, each counted once (a tied head is the embedding)."""
         packed = {id(part.data): part.rows * part.columns for parts in packed_of(self).values() for part in parts}

@@ -15,7 +15,7 @@ from leftward.text.tokenizer import Tokenizer
 def generation(subject: Subject) -> Answer:
     """A step a token. `processed` are positions that went through the model up to the step, with a cache and without:
     10 tokens and 20 new ones take 10 + 19 = 29, or 10 + 11 + … + 29 = 390."""
-    config, kv_dtype = subject.model.config, DTYPE_NAMES[subject.model.decoder.dtype]
+    config, kv_dtype = subject.model.config, DTYPE_NAMES[subject.model.decoder.kv_dtype]
     steps: list[dict[str, Any]] = []
     without = 0
     written = [event for event in subject.events if event.token_id is not None]
