@@ -777,9 +777,12 @@ struct Portion {  // of the keys of a row that follow one another from place `st
 
 // The queries of some tokens of a row that share their keys. Several tokens see keys from the same place on.
 struct Group {
-    int64_t token, n_tokens, kv_head;
-    int64_t first, last;  // places that are seen
+    int64_t first_token, n_tokens, kv_head, n_heads;  // with that key
+    int64_t first, last;                              // places that are seen
     int64_t n_portions() const { return (last - first) / KEYS + 1; }
+    int64_t n_queries() const { return n_tokens * n_heads; }
+    int64_t token(int64_t query) const { return first_token + query / n_heads; }
+    int64_t head(int64_t query) const { return kv_head * n_heads + query % n_heads; }
 };
 
 // Scores of N queries and 8 keys, of which the last ones may be missing.
@@ -902,7 +905,7 @@ template <typename C, int64_t FIXED>
 void meet_portion(const Attention &a, const Cache &cache, const Group &group, const std::vector<Query> &queries,
                   int64_t number, float *answers) {
     const int64_t head_dim = FIXED ? FIXED : a.head_dim, stride = head_dim + BESIDE_SUMS;
-    const int64_t n = queries.size(), start = group.first + number * KEYS;
+    const int64_t n = group.n_queries(), start = group.first + number * KEYS;
     Portion portion;
     portion.start = start, portion.n = std::min(KEYS, group.last + 1 - start);
     for (int64_t i = 0, slot = start % cache.slots; i < portion.n; i++) {
@@ -914,7 +917,7 @@ void meet_portion(const Attention &a, const Cache &cache, const Group &group, co
         }
         slot = slot + 1 < cache.slots ? slot + 1 : 0;
     }
-    if (n <= QUERIES)  // which wait for the memory, and meet keys four at a time
+    if (group.n_tokens == 1)  // keys come from memory, and are met four at a time
         for (const void *const *held : {portion.keys, portion.values})
             for (int64_t i = 0; i < portion.n; i++) touch((const C *)held[i], head_dim);
     int64_t i = 0;
@@ -938,28 +941,25 @@ inline void add_answer(const float *part, float *all, int64_t head_dim) {
 
 // The answer of no key yet, to a group's i-th query.
 inline void begin_answer(const Attention &a, const Group &group, int64_t i, float *all) {
-    const int64_t n_heads = a.n_heads / a.n_kv_heads, head = group.kv_head * n_heads + i % n_heads;
     std::fill(all, all + a.head_dim, 0.0f);
-    all[a.head_dim] = a.sinks ? a.sinks[head] : -INFINITY;
+    all[a.head_dim] = a.sinks ? a.sinks[group.head(i)] : -INFINITY;
     all[a.head_dim + 1] = a.sinks ? 1 : 0;
 }
 
 inline void put_answer(const Op &op, const Attention &a, const Pass &pass, const Group &group, int64_t i, const float *all) {
-    const int64_t n_heads = a.n_heads / a.n_kv_heads, head = group.kv_head * n_heads + i % n_heads;
-    float *out = pass.buffers[op.out] + (group.token + i / n_heads) * op.out_width + head * a.head_dim;
+    float *out = pass.buffers[op.out] + group.token(i) * op.out_width + group.head(i) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d++) out[d] = all[d] / all[a.head_dim + 1];
 }
 
 inline Group group_of(const Attention &a, const Pass &pass, int64_t token, int64_t n_tokens, int64_t kv_head) {
     const int64_t first = a.window ? std::max<int64_t>(0, pass.places[token] - a.window + 1) : 0;
-    return {token, n_tokens, kv_head, first, pass.places[token + n_tokens - 1]};
+    return {token, n_tokens, kv_head, a.n_heads / a.n_kv_heads, first, pass.places[token + n_tokens - 1]};
 }
 
 std::vector<Query> queries_of(const Op &op, const Attention &a, const Pass &pass, const Group &group) {
-    const int64_t n_heads = a.n_heads / a.n_kv_heads, n = group.n_tokens * n_heads;
-    std::vector<Query> queries(n);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t token = group.token + i / n_heads, head = group.kv_head * n_heads + i % n_heads;
+    std::vector<Query> queries(group.n_queries());
+    for (int64_t i = 0; i < group.n_queries(); i++) {
+        const int64_t token = group.token(i), head = group.head(i);
         queries[i] = {head_of(op, pass, token, head, a.head_dim), a.slopes ? a.slopes[head] : 0, pass.places[token]};
     }
     return queries;
@@ -969,7 +969,7 @@ std::vector<Query> queries_of(const Op &op, const Attention &a, const Pass &pass
 template <typename C, int64_t FIXED>
 void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, const Group &group) {
     const std::vector<Query> queries = queries_of(op, a, pass, group);
-    const int64_t stride = a.head_dim + BESIDE_SUMS, n = queries.size();
+    const int64_t stride = a.head_dim + BESIDE_SUMS, n = group.n_queries();
     std::vector<float> all(n * stride), part(n * stride);
     for (int64_t i = 0; i < n; i++) begin_answer(a, group, i, &all[i * stride]);
     for (int64_t number = 0; number < group.n_portions(); number++) {
@@ -983,20 +983,20 @@ void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &
 template <typename C, int64_t FIXED>
 void attend_together(const Op &op, const Attention &a, const Pass &pass, const Cache *caches,
                      const std::vector<Group> &groups, const Thread &me) {
-    const int64_t stride = a.head_dim + BESIDE_SUMS, n_heads = a.n_heads / a.n_kv_heads;
+    const int64_t stride = a.head_dim + BESIDE_SUMS;
     int64_t turn = 0;
     float *at = me.barrier->shared.data();
     for (const Group &group : groups) {
         const std::vector<Query> queries = queries_of(op, a, pass, group);
-        for (int64_t number = 0; number < group.n_portions(); number++, turn++, at += queries.size() * stride)
+        for (int64_t number = 0; number < group.n_portions(); number++, turn++, at += group.n_queries() * stride)
             if (turn % me.n == me.id)
-                meet_portion<C, FIXED>(a, caches[pass.rows[group.token]], group, queries, number, at);
+                meet_portion<C, FIXED>(a, caches[pass.rows[group.first_token]], group, queries, number, at);
     }
     me.barrier->wait();
     std::vector<float> all(stride);
     at = me.barrier->shared.data();
     for (const Group &group : groups) {
-        const int64_t n = group.n_tokens * n_heads;
+        const int64_t n = group.n_queries();
         for (int64_t i = 0; i < n; i++, turn++) {
             if (turn % me.n != me.id) continue;
             begin_answer(a, group, i, all.data());
@@ -1040,8 +1040,7 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
             end = end_of_run(a, pass, token);
             for (int64_t kv_head = 0; kv_head < a.n_kv_heads; kv_head++) {
                 groups.push_back(group_of(a, pass, token, end - token, kv_head));
-                const int64_t n_queries = (end - token) * (a.n_heads / a.n_kv_heads);
-                n_shared += groups.back().n_portions() * n_queries * (a.head_dim + BESIDE_SUMS);
+                n_shared += groups.back().n_portions() * groups.back().n_queries() * (a.head_dim + BESIDE_SUMS);
             }
         }
         // Where there are few, threads would wait for the one that has most.
@@ -1051,7 +1050,7 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
         if (together) return attend_together<C, FIXED>(op, a, pass, caches, groups, me);
         // Later tokens see more: they are dealt out in turn.
         for (size_t i = me.id; i < groups.size(); i += me.n)
-            attend_to<C, FIXED>(op, a, pass, caches[pass.rows[groups[i].token]], groups[i]);
+            attend_to<C, FIXED>(op, a, pass, caches[pass.rows[groups[i].first_token]], groups[i]);
         return;
     }
     me.barrier->wait();
