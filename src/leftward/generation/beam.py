@@ -7,6 +7,7 @@ best by score, the sum of log-probabilities over length^length_penalty, are kept
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError
+from leftward.generation.program import Reader
 from leftward.generation.rules import Bans, Row, apply_rules
 from leftward.generation.sampling import NOT_NUMBERS, NOTHING_LEFT
 from leftward.generation.settings import Sampling
@@ -152,8 +154,9 @@ def beam_search(
     context = decoder.config.max_seq_len
     searches = [_Prompt(i, ids, min(sampling.max_tokens, context - len(ids)), how) for i, ids in enumerate(prompts)]
     active = [search for search in searches if search.limit]
+    reader = Reader(decoder)
     if active:
-        cache, logits = _prefill(decoder, active)
+        cache, logits = _prefill(reader, active)
     while active:
         places, first, going_on = list[int](), 0, []
         of_searches = logits.float().log_softmax(dim=-1).split([len(search.beams) for search in active])
@@ -171,19 +174,17 @@ def beam_search(
             if places != list(range(len(cache.lengths))):
                 cache = cache.fork(places)
             last = [[ids[-1]] for search in active for ids in search.beams]
-            logits = decoder(torch.tensor(last, device=decoder.device), cache)[:, -1]
+            logits = reader.logits(reader.hidden(last, [cache]))
     return [search.best(sampling.n) for search in searches]
 
 
-def _prefill(decoder: Decoder, searches: Sequence[_Prompt]) -> tuple[KVCache, Tensor]:
+def _prefill(reader: Reader, searches: Sequence[_Prompt]) -> tuple[KVCache, Tensor]:
     """Read the prompts. Gives the cache and the next token's logits, [B, V]."""
-    prompts = [search.ids for search in searches]
-    lengths = list(map(len, prompts))
+    decoder, prompts = reader.decoder, [search.ids for search in searches]
     capacity = max(len(search.ids) + search.limit for search in searches)
     cache = KVCache(decoder.config, len(prompts), capacity, decoder.kv_dtype, decoder.device, rewindable=0)
-    padded = torch.tensor([[*ids, *[0] * (max(lengths) - len(ids))] for ids in prompts], device=decoder.device)
-    hidden = decoder.hidden(padded, cache, lengths)  # [B, T, D]
-    return cache, decoder.logits(hidden[range(len(prompts)), [length - 1 for length in lengths]])
+    hidden = reader.hidden(prompts, [cache])  # [tokens, D]
+    return cache, reader.logits(hidden[[end - 1 for end in itertools.accumulate(map(len, prompts))]])
 
 
 def _ruled(logprobs: Tensor, search: _Prompt, sampling: Sampling, bans: Bans, excluded: Tensor | None) -> Tensor:

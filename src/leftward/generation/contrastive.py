@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leftward.errors import UserError
+from leftward.generation.program import Reader
 from leftward.model.cache import KVCache
 from leftward.model.decoder import Decoder
 
@@ -21,7 +22,7 @@ class Contrastive:
     likeliest. The expert is the model that generates.
 
     Args:
-        amateur: in evaluation mode.
+        amateur: in evaluation mode; its weights must stay as they are.
         alpha: from 0, where every token may win, to 1, where only the expert's likeliest is left.
         amateur_temperature: divides its logits; below 1 it is surer of itself.
 
@@ -36,6 +37,7 @@ class Contrastive:
         if not 0 < amateur_temperature < math.inf:
             raise UserError(f"amateur_temperature is {amateur_temperature!r}: it must be above 0")
         self.amateur, self.alpha, self.amateur_temperature = amateur, alpha, amateur_temperature
+        self._reader = Reader(amateur)
         self._caches: dict[tuple[int, ...], KVCache] = {}
 
     def __call__(self, logits: Tensor, ids: Sequence[int], /) -> Tensor:
@@ -61,8 +63,8 @@ class Contrastive:
             cache, new = KVCache(amateur.config, 1, capacity, amateur.kv_dtype, amateur.device, rewindable=0), ids
         elif len(ids) > cache.capacity:
             cache.grow(min(2 * cache.capacity, amateur.config.max_seq_len))
-        hidden = amateur.hidden(torch.tensor([new], device=amateur.device), cache)
+        hidden = self._reader.hidden([new], [cache])
         self._caches[ids] = cache
         if len(self._caches) > _MOST_CACHES:
             del self._caches[next(iter(self._caches))]
-        return amateur.logits(hidden[0, -1]).float()
+        return self._reader.logits(hidden[-1:])[0].float()

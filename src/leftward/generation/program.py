@@ -96,8 +96,9 @@ class Reader:
         return self._path if self._steps is None else f"{self._path}, {self._steps.path}"
 
     def hidden(self, new: Sequence[Sequence[int]], caches: Sequence[KVCache], **special: Any) -> Tensor:
-        """`Decoder.hidden` of new tokens behind what caches of one row hold: of all of them, row after row, [N, D]. It
-        reads what is `special` itself: prefixes, and vectors in front of a prompt, which count as tokens."""
+        """`Decoder.hidden` of each row's new tokens behind what caches of one row, or one cache of all rows, hold: of
+        all of them, row after row, [N, D]. It reads what is `special` itself: prefixes, and vectors in front of a
+        prompt, which count as tokens."""
         if self._steps is not None and not special and max(map(len, new)) == 1:
             return self._steps.hidden([token_id for (token_id,) in new], caches)
         cache = caches[0] if len(caches) == 1 else Rows(caches)
