@@ -4,7 +4,7 @@ in perplexity.
     python benchmarks/generate.py model.gguf --text input.txt [--vs transformers] [--vs llama.cpp] [--dtypes stored q8]
 
 Speeds are those of `leftward bench generate`: medians, the programs in turns. The perplexity is that of the first
---characters of the text, and its ratio to the perplexity of the file's numbers in fp32.
+--characters of the text, with keys and values in fp32, and its ratio to the perplexity of the file's numbers in fp32.
 """
 
 from __future__ import annotations

@@ -354,19 +354,21 @@ class LanguageModel:
         *,
         speculative: Literal["prompt_lookup"] | None = None,
         draft: LanguageModel | None = None,
+        kv_dtype: KVDtype | None = None,
         **sampling: Any,
     ) -> str:
         """The assistant's answer to a conversation: {"role": "user", "content": "Hello"}, and so on.
 
         Args:
             messages: from the first one on. What stands in them is text, never a control token.
-            speculative, draft: as of `complete`.
+            speculative, draft, kv_dtype: as of `complete`.
             sampling: the fields of `Sampling`; max_tokens is 1,024 if not given.
 
         Raises:
             UserError: as `generate`; the model has no chat template, or the template refuses the conversation.
         """
-        return "".join(self.chat_stream(messages, speculative=speculative, draft=draft, **sampling))
+        stream = self.chat_stream(messages, speculative=speculative, draft=draft, kv_dtype=kv_dtype, **sampling)
+        return "".join(stream)
 
     def chat_stream(
         self,
@@ -374,11 +376,12 @@ class LanguageModel:
         *,
         speculative: Literal["prompt_lookup"] | None = None,
         draft: LanguageModel | None = None,
+        kv_dtype: KVDtype | None = None,
         **sampling: Any,
     ) -> Iterator[str]:
         """The same answer as `chat`, in pieces as they come. Raises: as `chat`, at once."""
         settled = self.sampling(sampling, max_tokens=CHAT_MAX_TOKENS)
-        events = self.chat_events(messages, settled, speculative=speculative, draft=draft)
+        events = self.chat_events(messages, settled, speculative=speculative, draft=draft, kv_dtype=kv_dtype)
         return (event.text for event in events if event.text)
 
     def chat_events(
@@ -388,6 +391,7 @@ class LanguageModel:
         *,
         speculative: Literal["prompt_lookup"] | None = None,
         draft: LanguageModel | None = None,
+        kv_dtype: KVDtype | None = None,
         **variables: Any,
     ) -> Iterator[Event]:
         """The decoding of an answer. `variables` are what the template knows beside: tools, enable_thinking.
@@ -410,6 +414,7 @@ class LanguageModel:
             eos_ids=self.eos_ids | self.chat_template.end_ids,
             excluded=self._excluded,
             begins_text=True,
+            kv_dtype=kv_dtype,
             **self._speculation(speculative, draft),
         )
 

@@ -71,3 +71,16 @@ def test_mistakes() -> None:
         EXPERT.generate("the fox", sampler=Contrastive(other))
     with pytest.raises(UserError, match="more than the amateur's context of 40"):
         EXPERT.generate("the fox", sampler=Contrastive(AMATEUR), max_tokens=60, logit_bias={BPE.eos_id: -math.inf})
+
+
+def test_each_text_is_told_by_the_amateur_as_it_then_is() -> None:
+    settings = {"temperature": 0.0, "max_tokens": 8}
+    sampler = Contrastive(AMATEUR, alpha=0.001)
+    before = EXPERT.generate("the fox", sampler=sampler, **settings)
+    hook = AMATEUR.blocks[0].register_forward_hook(lambda _module, _inputs, output: -3 * output)
+    try:
+        after = EXPERT.generate("the fox", sampler=sampler, **settings)
+        assert after == EXPERT.generate("the fox", sampler=Contrastive(AMATEUR, alpha=0.001), **settings) != before
+    finally:
+        hook.remove()
+    assert EXPERT.generate("the fox", sampler=sampler, **settings) == before

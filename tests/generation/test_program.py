@@ -130,6 +130,24 @@ def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed:
         assert torch.equal(text_alone, torch.cat(together))
 
 
+def test_a_key_whose_score_overflows_downwards_has_no_weight() -> None:
+    """Alone in its portion of the keys, too: the 65th of them."""
+    config = Config(vocab_size=2, max_seq_len=65, n_layers=1, d_model=64, d_ff=32, n_heads=1, positions="none")
+    decoder = random_decoder(config)
+    embed, qkv = decoder.embed.weight, decoder.blocks[0].attn.qkv.weight
+    with torch.no_grad():
+        embed.zero_(), qkv.zero_()
+        embed[0, 0] = embed[1, 1] = 1
+        qkv[:64, :2] = 10  # queries
+        qkv[64:128, 1] = -1e37  # the second token's key; the first one's is 0
+        qkv[128:, 0] = 1  # the first token's value; the second one's is 0
+    ours = Program(decoder).hidden([[0] * 64 + [1]], KVCache(config, 1, 65))
+    with torch.inference_mode():
+        expected = decoder.hidden(torch.tensor([[0] * 64 + [1]]))[0]
+    assert expected.isfinite().all()
+    torch.testing.assert_close(ours, expected)
+
+
 @contextlib.contextmanager
 def threads(n: int) -> Iterator[None]:
     before = torch.get_num_threads()

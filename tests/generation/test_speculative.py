@@ -17,12 +17,14 @@ from scipy import stats
 
 from leftward import Config, LanguageModel
 from leftward.errors import UserError
+from leftward.formats.packing import with_packed_weights
 from leftward.generation.engine import Engine
 from leftward.generation.requests import Event, Request
 from leftward.generation.rules import Guess, Row
 from leftward.generation.sampling import choose, distribution, draw_from
 from leftward.generation.settings import Sampling
 from leftward.generation.speculative import Lookup, Speculator
+from leftward.kernels import native
 from leftward.model.decoder import Decoder
 from leftward.text.tokenizer import Tokenizer
 from random_models import configs, random_decoder
@@ -293,6 +295,20 @@ def test_what_a_draft_holds_is_part_of_the_budget() -> None:
         engine.submit(request(way))
         tokens = [event for event in engine.run() if event.token_id is not None]
         assert (len(tokens), tokens[-1].finish_reason) == (places + 1 - 3, "context")
+
+
+@pytest.mark.skipif(not native.available(), reason="no C++ compiler here")
+def test_what_a_draft_in_8_bits_holds_is_what_the_budget_counts() -> None:
+    config = Config(vocab_size=TOKENIZER.vocab_size, max_seq_len=100, n_layers=1, d_model=32, n_heads=2)
+    speculator = Speculator(config.vocab_size, with_packed_weights(random_decoder(config), "q8"))
+    engine = Engine(random_decoder(config), TOKENIZER, speculator=speculator, share_prefixes=False)
+    engine.submit(Request(ids=[5, 6, 7], sampling=Sampling(temperature=0, max_tokens=40), speculative="draft"))
+    while engine.n_requests:
+        engine.step()
+        for job, state in speculator._states.items():
+            if state.cache is not None and job.cache is not None:
+                assert state.cache.nbytes == speculator.row_bytes(job.cache.capacity)
+                assert engine.kv_bytes_used == job.cache.nbytes + state.cache.nbytes
 
 
 def test_what_an_engine_can_not_guess_with_is_refused() -> None:

@@ -22,7 +22,7 @@ class Contrastive:
     likeliest. The expert is the model that generates.
 
     Args:
-        amateur: in evaluation mode; its weights must stay as they are.
+        amateur: in evaluation mode.
         alpha: from 0, where every token may win, to 1, where only the expert's likeliest is left.
         amateur_temperature: divides its logits; below 1 it is surer of itself.
 
@@ -37,7 +37,7 @@ class Contrastive:
         if not 0 < amateur_temperature < math.inf:
             raise UserError(f"amateur_temperature is {amateur_temperature!r}: it must be above 0")
         self.amateur, self.alpha, self.amateur_temperature = amateur, alpha, amateur_temperature
-        self._reader = Reader(amateur)
+        self._reader: Reader | None = None  # of the amateur as it was when a text began
         self._caches: dict[tuple[int, ...], KVCache] = {}
 
     def __call__(self, logits: Tensor, ids: Sequence[int], /) -> Tensor:
@@ -58,7 +58,8 @@ class Contrastive:
         """The amateur's, [V] in fp32, with the cache of the sequence that was one token shorter, if there is one."""
         amateur = self.amateur
         cache, new = self._caches.pop(ids[:-1], None), ids[-1:]
-        if cache is None:
+        if cache is None or self._reader is None:
+            self._reader = Reader(amateur)
             capacity = min(len(ids) + 256, amateur.config.max_seq_len)
             cache, new = KVCache(amateur.config, 1, capacity, amateur.kv_dtype, amateur.device, rewindable=0), ids
         elif len(ids) > cache.capacity:

@@ -174,9 +174,9 @@ class Program:
         self._widths = [d_model, d_model, d_model, max(qkv, up), narrow, d_model]
         self._n_rows = 0  # of the buffers
         self._angles: dict[bool, tuple[Tensor, Tensor]] = {}
-        self._places: WeakKeyDictionary[KVCache, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[KVCache, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+        self._together: tuple[list[Tensor], Tensor] = ([], torch.empty(0))  # tables of the last pass, and all in one
         local = [config.is_local(layer) for layer in range(config.n_layers)]
-        self._together: tuple[list[Tensor], Tensor] = ([], torch.empty(0))  # of the last pass
         self._local = local.index(True) if any(local) else None
         self._in_local = torch.tensor(local, dtype=torch.int64)
         self._never = torch.zeros_like(self._in_local)
@@ -386,7 +386,7 @@ class Program:
     def _table(self, cache: KVCache) -> Tensor:
         """int64 [layers, rows, CACHE_FIELDS], kept as long as the cache stays where it is."""
         at = (cache.capacity, cache.keys[0].data_ptr())
-        found = self._places.get(cache)
+        found = self._tables.get(cache)
         if found is not None and found[0] == at:
             return found[1]
         scales = zip(cache.key_scales, cache.value_scales, strict=True) if cache.key_scales else repeat((None, None))
@@ -399,7 +399,7 @@ class Program:
                     begins = tensor.data_ptr() + torch.arange(len(tensor)) * (tensor.stride(0) * tensor.itemsize)
                     table[layer, :, field] = begins
             table[layer, :, 4] = keys.shape[2]
-        self._places[cache] = at, table
+        self._tables[cache] = at, table
         return table
 
     def _overwrites(self, caches: Tensor, ends: list[int], counts: list[int]) -> Tensor:

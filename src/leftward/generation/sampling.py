@@ -69,17 +69,17 @@ def choose(
     """
     if logits.dtype != torch.float32 or logits.requires_grad:
         logits = logits.detach().float()
-    masked = excluded is not None or allowed is not None
-    numbers = None if masked or logits.device.type != "cpu" else logits.numpy()
+    assert len(logits) == len(rows)
+    numbers = logits.numpy() if allowed is None and logits.device.type == "cpu" else None
     choices = []
     for i, row in enumerate(rows):
         if numbers is not None and row.is_greedy:  # most rows, for which making a tensor would take longest
             best, largest = _argmax_of(numbers[i])
-            if math.isfinite(largest):
+            if math.isfinite(largest) and (excluded is None or not excluded[best]):
                 choices.append(Choice(best))
                 continue
-        left = _left(logits[i], row, excluded, None if allowed is None else allowed[i])
-        choices.append(_choice(logits[i], row, left))
+        own = logits[i]
+        choices.append(_choice(own, row, _left(own, row, excluded, None if allowed is None else allowed[i])))
     return choices
 
 

@@ -126,7 +126,7 @@ class Speculator:
         if self._draft is None:
             return 0
         draft = self._draft.decoder
-        return row_bytes(draft.config, _capacity(draft, n_places), draft.dtype, self.most)
+        return row_bytes(draft.config, _capacity(draft, n_places), draft.kv_dtype, self.most)
 
     def release(self, job: Job) -> None:
         """Give its memory back; how many guesses it gets stays known."""

@@ -74,8 +74,6 @@ constexpr int64_t AHEAD = 1024;  // bytes of weights that are asked for before t
 // All threads meet here. They spin, since the next one is a microsecond away, and give way where it is not.
 class Barrier {
   public:
-    std::vector<float> shared;  // by all threads; one of them makes room, and they meet before they use it
-
     void set(int n) { n_ = n, left_.store(n); }
     void wait() {
         if (n_ == 1) return;
@@ -98,6 +96,7 @@ class Barrier {
 struct Thread {
     int id, n;
     Barrier *barrier;
+    std::vector<float> *shared;  // by all of them; one makes room, and they meet before they use it
     // This thread's part of so many.
     int64_t begin(int64_t total) const { return total * id / n; }
     int64_t end(int64_t total) const { return total * (id + 1) / n; }
@@ -568,17 +567,15 @@ void packed_rows(const Op &op, const Pass &pass, const uint8_t *strip, int64_t t
     }
 }
 
-// All tokens from `token` to `stop`, N at a time, then the rest. The first ones wait for the memory: they ask for what
-// comes next where they are the only ones, and else the last ones ask for all of the next strip.
+// All tokens from `token` to `stop`, N at a time, then the rest. The first of all `n` wait for the memory: where there are
+// no others, they ask for what comes next, and else the last ones ask for the strip `stride` bytes on.
 template <int N, bool IS_Q4>
-void packed_strip(const Op &op, const Pass &pass, const uint8_t *strip, int64_t token, int64_t stop, int64_t row,
-                  int64_t ahead = AHEAD) {
-    for (; token + N <= stop; token += N) {
-        packed_rows<N, IS_Q4>(op, pass, strip, token, row, token + N == stop ? ahead : 0);
-        ahead = op.width / COLUMNS * (IS_Q4 ? BYTES_OF_Q4 : BYTES_OF_Q8);
-    }
+void packed_strip(const Op &op, const Pass &pass, const uint8_t *strip, int64_t stride, int64_t token, int64_t stop,
+                  int64_t n, int64_t row) {
+    for (; token + N <= stop; token += N)
+        packed_rows<N, IS_Q4>(op, pass, strip, token, row, token + N < stop ? 0 : n <= N ? AHEAD : stride);
     if constexpr (N > 1)
-        if (token < stop) packed_strip<N - 1, IS_Q4>(op, pass, strip, token, stop, row, ahead);
+        if (token < stop) packed_strip<N - 1, IS_Q4>(op, pass, strip, stride, token, stop, n, row);
 }
 
 template <bool IS_Q4>
@@ -596,7 +593,7 @@ void packed_linear(const Op &op, const Pass &pass, const Thread &me) {
     for (int64_t start = 0; start < pass.n_tokens; start += tokens)
         for (int64_t b = first; b < last; b++) {
             const int64_t stop = std::min(pass.n_tokens, start + tokens);
-            packed_strip<TOGETHER, IS_Q4>(op, pass, weights + b * stride, start, stop, b * ROWS);
+            packed_strip<TOGETHER, IS_Q4>(op, pass, weights + b * stride, stride, start, stop, stop - start, b * ROWS);
         }
 }
 
@@ -767,7 +764,7 @@ struct Query {
 // What keys answer a query is head_dim + 2 numbers: the sums of weights · values, the largest score, and the sum of the
 // weights e^(score - largest).
 constexpr int64_t BESIDE_SUMS = 2;
-constexpr int64_t MOST_SHARED = 1 << 20;  // numbers
+constexpr int64_t MOST_SHARED = 1 << 24;  // numbers, 64 MB
 
 struct Portion {  // of the keys of a row that follow one another from place `start` on
     int64_t start, n;
@@ -777,8 +774,10 @@ struct Portion {  // of the keys of a row that follow one another from place `st
 
 // The queries of some tokens of a row that share their keys. Several tokens see keys from the same place on.
 struct Group {
+    const Cache *cache;
     int64_t first_token, n_tokens, kv_head, n_heads;  // with that key
     int64_t first, last;                              // places that are seen
+    bool is_alone;                                    // no other token of the row has brought its keys near
     int64_t n_portions() const { return (last - first) / KEYS + 1; }
     int64_t n_queries() const { return n_tokens * n_heads; }
     int64_t token(int64_t query) const { return first_token + query / n_heads; }
@@ -886,8 +885,9 @@ void meet(const Attention &a, const Query *queries, const Portion &portion, int6
             tops = some > tops ? some : tops;
         }
         for (int64_t k = 0; k < W; k++) top = tops[k] > top ? tops[k] : top;
+        const float from = top == -INFINITY ? 0 : top;  // of none of the keys is anything seen then
         for (int64_t k = 0; k < end; k += W) {
-            for (int64_t j = 0; j < W; j++) of[k + j] = fast_exp(of[k + j] - top);
+            for (int64_t j = 0; j < W; j++) of[k + j] = fast_exp(of[k + j] - from);
             weights += load(of + k);
         }
         answers[i * stride + head_dim] = top;
@@ -902,8 +902,9 @@ void meet(const Attention &a, const Query *queries, const Portion &portion, int6
 
 // What a portion of the keys answers a group's queries: [queries, head_dim + 2].
 template <typename C, int64_t FIXED>
-void meet_portion(const Attention &a, const Cache &cache, const Group &group, const std::vector<Query> &queries,
-                  int64_t number, float *answers) {
+void meet_portion(const Attention &a, const Group &group, const std::vector<Query> &queries, int64_t number,
+                  float *answers) {
+    const Cache &cache = *group.cache;
     const int64_t head_dim = FIXED ? FIXED : a.head_dim, stride = head_dim + BESIDE_SUMS;
     const int64_t n = group.n_queries(), start = group.first + number * KEYS;
     Portion portion;
@@ -917,7 +918,7 @@ void meet_portion(const Attention &a, const Cache &cache, const Group &group, co
         }
         slot = slot + 1 < cache.slots ? slot + 1 : 0;
     }
-    if (group.n_tokens == 1)  // keys come from memory, and are met four at a time
+    if (group.is_alone)  // keys come from memory, and are met four at a time
         for (const void *const *held : {portion.keys, portion.values})
             for (int64_t i = 0; i < portion.n; i++) touch((const C *)held[i], head_dim);
     int64_t i = 0;
@@ -946,14 +947,25 @@ inline void begin_answer(const Attention &a, const Group &group, int64_t i, floa
     all[a.head_dim + 1] = a.sinks ? 1 : 0;
 }
 
-inline void put_answer(const Op &op, const Attention &a, const Pass &pass, const Group &group, int64_t i, const float *all) {
+inline void put_answer(const Op &op, const Attention &a, const Pass &pass, const Group &group, int64_t i,
+                       const float *all) {
     float *out = pass.buffers[op.out] + group.token(i) * op.out_width + group.head(i) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d++) out[d] = all[d] / all[a.head_dim + 1];
 }
 
 inline Group group_of(const Attention &a, const Pass &pass, int64_t token, int64_t n_tokens, int64_t kv_head) {
     const int64_t first = a.window ? std::max<int64_t>(0, pass.places[token] - a.window + 1) : 0;
-    return {token, n_tokens, kv_head, a.n_heads / a.n_kv_heads, first, pass.places[token + n_tokens - 1]};
+    const int64_t row = pass.rows[token], behind = token + n_tokens;
+    const bool follows = token > 0 && pass.rows[token - 1] == row;
+    const bool is_followed = behind < pass.n_tokens && pass.rows[behind] == row;
+    return {pass.caches + a.layer * pass.n_rows + row,
+            token,
+            n_tokens,
+            kv_head,
+            a.n_heads / a.n_kv_heads,
+            first,
+            pass.places[behind - 1],
+            n_tokens == 1 && !follows && !is_followed};
 }
 
 std::vector<Query> queries_of(const Op &op, const Attention &a, const Pass &pass, const Group &group) {
@@ -967,13 +979,13 @@ std::vector<Query> queries_of(const Op &op, const Attention &a, const Pass &pass
 
 // softmax(scores) · values of a group's queries, by this thread alone.
 template <typename C, int64_t FIXED>
-void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &cache, const Group &group) {
+void attend_to(const Op &op, const Attention &a, const Pass &pass, const Group &group) {
     const std::vector<Query> queries = queries_of(op, a, pass, group);
     const int64_t stride = a.head_dim + BESIDE_SUMS, n = group.n_queries();
     std::vector<float> all(n * stride), part(n * stride);
     for (int64_t i = 0; i < n; i++) begin_answer(a, group, i, &all[i * stride]);
     for (int64_t number = 0; number < group.n_portions(); number++) {
-        meet_portion<C, FIXED>(a, cache, group, queries, number, part.data());
+        meet_portion<C, FIXED>(a, group, queries, number, part.data());
         for (int64_t i = 0; i < n; i++) add_answer(&part[i * stride], &all[i * stride], a.head_dim);
     }
     for (int64_t i = 0; i < n; i++) put_answer(op, a, pass, group, i, &all[i * stride]);
@@ -981,20 +993,21 @@ void attend_to(const Op &op, const Attention &a, const Pass &pass, const Cache &
 
 // The same for few groups, by all threads: each takes portions, then each queries, whose answers it adds up.
 template <typename C, int64_t FIXED>
-void attend_together(const Op &op, const Attention &a, const Pass &pass, const Cache *caches,
-                     const std::vector<Group> &groups, const Thread &me) {
+void attend_together(const Op &op, const Attention &a, const Pass &pass, const std::vector<Group> &groups,
+                     const Thread &me) {
     const int64_t stride = a.head_dim + BESIDE_SUMS;
     int64_t turn = 0;
-    float *at = me.barrier->shared.data();
+    float *at = me.shared->data();
     for (const Group &group : groups) {
         const std::vector<Query> queries = queries_of(op, a, pass, group);
-        for (int64_t number = 0; number < group.n_portions(); number++, turn++, at += group.n_queries() * stride)
-            if (turn % me.n == me.id)
-                meet_portion<C, FIXED>(a, caches[pass.rows[group.first_token]], group, queries, number, at);
+        // The last portion is a short one: of each group it is another thread's.
+        for (int64_t number = 0; number < group.n_portions(); number++, at += group.n_queries() * stride)
+            if ((turn + number) % me.n == me.id) meet_portion<C, FIXED>(a, group, queries, number, at);
+        turn++;
     }
     me.barrier->wait();
     std::vector<float> all(stride);
-    at = me.barrier->shared.data();
+    at = me.shared->data();
     for (const Group &group : groups) {
         const int64_t n = group.n_queries();
         for (int64_t i = 0; i < n; i++, turn++) {
@@ -1045,12 +1058,12 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
         }
         // Where there are few, threads would wait for the one that has most.
         const bool together = me.n > 1 && int64_t(groups.size()) < 4 * me.n && n_shared <= MOST_SHARED;
-        if (together && me.id == 0 && int64_t(me.barrier->shared.size()) < n_shared) me.barrier->shared.resize(n_shared);
+        if (together && me.id == 0 && int64_t(me.shared->size()) < n_shared) me.shared->assign(n_shared, 0.0f);
         me.barrier->wait();
-        if (together) return attend_together<C, FIXED>(op, a, pass, caches, groups, me);
+        if (together) return attend_together<C, FIXED>(op, a, pass, groups, me);
         // Later tokens see more: they are dealt out in turn.
         for (size_t i = me.id; i < groups.size(); i += me.n)
-            attend_to<C, FIXED>(op, a, pass, caches[pass.rows[groups[i].first_token]], groups[i]);
+            attend_to<C, FIXED>(op, a, pass, groups[i]);
         return;
     }
     me.barrier->wait();
@@ -1063,7 +1076,7 @@ void attend(const Op &op, const Pass &pass, const Thread &me) {
             if (sequence % me.n != me.id) continue;
             for (int64_t t = first; t < last; t++) {
                 remember<C>(op, a, pass, cache, t, kv_head);
-                attend_to<C, FIXED>(op, a, pass, cache, group_of(a, pass, t, 1, kv_head));
+                attend_to<C, FIXED>(op, a, pass, group_of(a, pass, t, 1, kv_head));
             }
         }
         first = last;
@@ -1186,11 +1199,12 @@ extern "C" {
 
 void leftward_forward(const Op *ops, int64_t n_ops, const Pass *pass) {
     Barrier barrier;
+    std::vector<float> shared;
 #pragma omp parallel
     {
 #pragma omp single
         barrier.set(omp_get_num_threads());
-        Thread me{omp_get_thread_num(), omp_get_num_threads(), &barrier};
+        Thread me{omp_get_thread_num(), omp_get_num_threads(), &barrier, &shared};
         for (int64_t i = 0; i < n_ops; i++) {
             perform(ops[i], *pass, me);
             barrier.wait();

@@ -158,8 +158,7 @@ class Decoder(nn.Module):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Of keys and values, where nothing else is asked for: `dtype`, or bf16 beside packed weights, which round more
-        (docs/generation.md)."""
+        """Of keys and values, where nothing else is asked for: `dtype`, or bf16 beside packed weights."""
         return torch.bfloat16 if packed_of(self) else self.dtype
 
     @property

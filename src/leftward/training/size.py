@@ -186,7 +186,8 @@ def _widths(size: int, given: Mapping[str, Any]) -> Iterator[int]:
 def _with_width(width: int, given: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
     """The given fields of a Config, and those that follow from its width."""
     heads = _n_heads(width, given)
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    # Beyond its square none is as near as 1.
+    divisors = [n for n in range(1, min(heads, _KV_HEADS**2) + 1) if heads % n == 0]
     shared = min(divisors, key=lambda n: abs(math.log(n / _KV_HEADS)))
     # The scores' share of a layer's FLOPs, T / 6d, stays about what it is in GPT-2.
     context = max(min(max(_power_of_two(width), 256), 8192), seq_len)

@@ -35,7 +35,7 @@ def about(subject: Subject) -> Answer:
     data = {
         "leftward": leftward.__version__,
         "name": subject.name,
-        **architecture(config, len(subject.ids), DTYPE_NAMES[subject.model.decoder.dtype]),
+        **architecture(config, len(subject.ids), DTYPE_NAMES[subject.model.decoder.kv_dtype]),
         "tokens": pieces(subject.model.tokenizer, subject.ids),
         "n_prompt": subject.n_prompt,
         "prompt": subject.model.tokenizer.decode(subject.ids[: subject.n_prompt]),
@@ -106,7 +106,7 @@ def _cached_is_full(reading: Reading) -> dict[str, Any]:
     if not decoder.config.causal:
         return _result("with a cache as without", True, "no cache: without a causal mask there can be none")
     first = max(1, reading.length - _CACHED)
-    cache = KVCache(decoder.config, 1, reading.length, decoder.dtype, decoder.device)
+    cache = KVCache(decoder.config, 1, reading.length, decoder.kv_dtype, decoder.device)
     most = 0.0
     with torch.inference_mode():
         ids = torch.tensor([reading.ids], device=decoder.device)
@@ -116,7 +116,7 @@ def _cached_is_full(reading: Reading) -> dict[str, Any]:
             most = max(most, float(difference.abs().max()))
     said = f"logits differ by {most:.0e}, in {reading.length - first} steps"
     if packed_of(decoder):
-        said += "; 4- and 8-bit weights round what they are multiplied with to 8 bits"
+        said += "; 4- and 8-bit weights round what they are multiplied with to 8 bits, and keys and values to 16"
         return _result("with a cache as without", most <= _PACKED_TOLERANCE, said)
     return _result("with a cache as without", most <= tolerance(decoder), said)
 
@@ -133,8 +133,8 @@ def _formula_is_numel(reading: Reading) -> dict[str, Any]:
 
 def _predicted_is_measured(reading: Reading) -> dict[str, Any]:
     decoder, n = reading.decoder, reading.length
-    predicted = count_kv_cache(decoder.config, n, dtype=DTYPE_NAMES[decoder.dtype]).bytes
-    measured = KVCache(decoder.config, 1, n, decoder.dtype, rewindable=0).nbytes
+    predicted = count_kv_cache(decoder.config, n, dtype=DTYPE_NAMES[decoder.kv_dtype]).bytes
+    measured = KVCache(decoder.config, 1, n, decoder.kv_dtype, rewindable=0).nbytes
     said = f"{predicted:,} and {measured:,} bytes for {n} tokens"
     return _result("cache: predicted = measured", predicted == measured, said)
 
