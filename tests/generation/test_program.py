@@ -132,7 +132,9 @@ def test_attention_over_many_keys(dtype: torch.dtype, data: st.DataObject, seed:
 
 def test_a_key_whose_score_overflows_downwards_has_no_weight() -> None:
     """Alone in its portion of the keys, too: the 65th of them."""
-    config = Config(vocab_size=2, max_seq_len=65, n_layers=1, d_model=64, d_ff=32, n_heads=1, positions="none")
+    config = Config(
+        vocab_size=2, max_seq_len=65, n_layers=1, d_model=64, d_ff=32, n_heads=1, positions="none", qk_norm="none"
+    )
     decoder = random_decoder(config)
     embed, qkv = decoder.embed.weight, decoder.blocks[0].attn.qkv.weight
     with torch.no_grad():
