@@ -137,8 +137,8 @@ def beam_search(
     excluded: Tensor | None = None,
 ) -> list[list[Beam]]:
     """The best `sampling.n` continuations of each prompt, the best first. A prompt's don't depend on other prompts, but
-    for the rounding of bf16's large products (docs/generation.md).
-    Where one's logits are no numbers, or the rules leave it nothing to choose, it has errors in their place.
+    for the rounding of bf16's large products (docs/generation.md). Where one's logits are no numbers, or the rules
+    leave it nothing to choose, it has errors in their place.
 
     Args:
         decoder: in evaluation mode.

@@ -92,6 +92,8 @@ class Speculator:
         self.kinds: tuple[Speculation, ...] = ("prompt_lookup",) if draft is None else ("prompt_lookup", "draft")
         self._vocab_size = vocab_size
         self._draft = None if draft is None else Reader(draft)
+        # Found by a walk through the draft's modules, and asked for wherever memory is counted.
+        self._draft_dtype = torch.float32 if draft is None else draft.kv_dtype
         self._excluded = excluded
         self._states: dict[Job, _State] = {}
 
@@ -126,7 +128,7 @@ class Speculator:
         if self._draft is None:
             return 0
         draft = self._draft.decoder
-        return row_bytes(draft.config, _capacity(draft, n_places), draft.kv_dtype, self.most)
+        return row_bytes(draft.config, _capacity(draft, n_places), self._draft_dtype, self.most)
 
     def release(self, job: Job) -> None:
         """Give its memory back; how many guesses it gets stays known."""
@@ -193,7 +195,7 @@ class Speculator:
         capacity = _capacity(model, job.cache.capacity)
         known = 0
         if state.cache is None:
-            state.cache = KVCache(model.config, 1, capacity, model.kv_dtype, model.device, rewindable=self.most)
+            state.cache = KVCache(model.config, 1, capacity, self._draft_dtype, model.device, rewindable=self.most)
         else:
             if capacity > state.cache.capacity:
                 state.cache.grow(capacity)

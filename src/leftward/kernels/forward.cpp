@@ -996,14 +996,14 @@ template <typename C, int64_t FIXED>
 void attend_together(const Op &op, const Attention &a, const Pass &pass, const std::vector<Group> &groups,
                      const Thread &me) {
     const int64_t stride = a.head_dim + BESIDE_SUMS;
-    int64_t turn = 0;
+    int64_t first = 0, turn = 0;  // the first portion's thread of each group; whose query it is
     float *at = me.shared->data();
     for (const Group &group : groups) {
         const std::vector<Query> queries = queries_of(op, a, pass, group);
         // The last portion is a short one: of each group it is another thread's.
         for (int64_t number = 0; number < group.n_portions(); number++, at += group.n_queries() * stride)
-            if ((turn + number) % me.n == me.id) meet_portion<C, FIXED>(a, group, queries, number, at);
-        turn++;
+            if ((first + number) % me.n == me.id) meet_portion<C, FIXED>(a, group, queries, number, at);
+        first++;
     }
     me.barrier->wait();
     std::vector<float> all(stride);
