@@ -224,7 +224,7 @@ PARAMETERS = {
     "quickstart": 5.03e6,  # at the 2,048 tokens that its text gives
     # 66 tokens. 2 layers: q, k, v 160 × 96, o 96², SwiGLU 3 × 160 × 96, norms 2 × 96 and 2 × 32; two tables; a norm
     "shakespeare-char": 2 * (15_360 + 9_216 + 46_080 + 192 + 64) + 2 * 66 * 96 + 96,
-    "characters": 4 * (98_304 + 65_536 + 540_672 + 512 + 128) + 2 * 66 * 256 + 256,
+    "characters": 4 * (24_576 + 16_384 + 98_304 + 256 + 64) + 2 * 66 * 128 + 128,
     "stories-10m": 10e6,
     "gpt2-124m": 124_439_808,
     "1b": 1e9,

@@ -178,6 +178,12 @@ def test_the_lowest_before_the_rise_is_found():
     assert tuning._lowest_before_the_rise([5.0, 5.03, 4.0, 4.05, 3.0, 6.0]) == 4
 
 
+def test_the_fastest_fall_is_the_middle_of_its_steps():
+    assert tuning._fastest_fall([5.0, 5.0, 4.7, 4.0, 3.0, 2.0, 1.9, 1.8, 1.7], 4) == 3  # from 5.0 to 2.0
+    assert tuning._fastest_fall([5.0, 4.9, 3.0, 2.9], 1) == 1
+    assert tuning._fastest_fall([5.0, 1.0], 10) == 0
+
+
 @pytest.mark.parametrize(
     "optimizer, rates", [("muon", {"optimizer.lr", "optimizer.adamw_lr"}), ("adamw", {"optimizer.adamw_lr"})]
 )
@@ -194,7 +200,7 @@ def test_the_range_test_leaves_nothing_and_suggests_about_the_same_from_wherever
         found = tuning.find_rates(recipe, Observer(), steps=60)
         assert set(found.rates) == rates
         assert found.rates["optimizer.adamw_lr"] == pytest.approx(rate * found.suggested, rel=0.05)
-        assert found.suggested in [pytest.approx(factor * found.share) for factor in found.factors]
+        assert found.suggested in [pytest.approx(factor * found.multiple) for factor in found.factors]
         assert found.factors[0] == pytest.approx(1e-3) and list(found.factors) == sorted(found.factors)
         suggested.append(found.rates["optimizer.adamw_lr"])
     assert 1 / 4 < suggested[0] / suggested[1] < 4

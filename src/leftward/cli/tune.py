@@ -77,7 +77,8 @@ def _range(rates: Range) -> Iterator[str]:
     yield chart(points, "smoothed loss", "what the recipe's rates were multiplied by", log_x=True)
     settings = " ".join(f"{key}={rate:g}" for key, rate in rates.rates.items())
     yield ""
-    yield f"lowest before it rose at {rates.suggested / rates.share:.2g} times; suggested is {rates.share:g} of that:"
+    fastest = rates.suggested / rates.multiple
+    yield f"the loss fell fastest at {fastest:.2g} times; suggested is {rates.multiple:g} times that:"
     yield f"  {settings}"
 
 

@@ -190,7 +190,7 @@ _LOWEST, _HIGHEST = 1e-3, 1e2  # times the rates of the recipe
 _SMOOTHING = 0.9
 _NOISE = 0.05  # nats: so much a smoothed loss moves by itself
 # What is suggested, and the rates that it is of: what whole runs of shakespeare-char liked best (docs/training.md).
-_SHARES = {"muon": (0.5, ("lr", "adamw_lr")), "adamw": (0.1, ("adamw_lr",))}
+_MULTIPLES = {"muon": (8.0, ("lr", "adamw_lr")), "adamw": (1.0, ("adamw_lr",))}
 # Shares of what the loss has fallen: above the lowest by the first it rises again, by the second all is seen.
 _RISE, _ENOUGH = 0.03, 0.3
 
@@ -204,8 +204,8 @@ class Range:
     losses: tuple[float, ...]
     """Of the batches, smoothed, in nats a token."""
     suggested: float
-    """A factor: a share of where the loss was lowest before it rose again."""
-    share: float
+    """A factor: a multiple of where the loss fell fastest."""
+    multiple: float
     """Which."""
     rates: dict[str, float]
     """The recipe's rates times that."""
@@ -215,8 +215,9 @@ def find_rates(recipe: Mapping[str, Any], observer: Observer, steps: int = 100) 
     """Train for a moment while the learning rate rises exponentially, and say which is about right.
 
     The range test of Smith 2015, arXiv 1506.01186, over a hundred thousandth part of the highest rate; all rates of the
-    recipe are multiplied by one factor. Suggested is a share of the factor at which the smoothed loss was lowest: it
-    lags behind, and what is best for a moment is too high for a whole run. Nothing of the run is kept.
+    recipe are multiplied by one factor. Suggested is a multiple of the factor at which the smoothed loss fell fastest,
+    and not of where it was lowest: embeddings alone can hold the loss down at rates that break the blocks. Nothing of
+    the run is kept.
 
     Raises:
         UserError: the recipe is none, its text cannot be read, or no rate taught the model anything.
@@ -237,16 +238,16 @@ def find_rates(recipe: Mapping[str, Any], observer: Observer, steps: int = 100) 
         watcher = _Watcher(observer)
         with directories.new(short) as made, contextlib.suppress(_Enough, Diverged):
             loop.run(short, made, watcher, rate=lambda step, *_: _LOWEST * (_HIGHEST / _LOWEST) ** (step / (steps - 1)))
-    best = _lowest_before_the_rise(watcher.losses)
-    if not watcher.losses or watcher.losses[0] - watcher.losses[best] < 2 * _NOISE:
+    lowest = _lowest_before_the_rise(watcher.losses)
+    if not watcher.losses or watcher.losses[0] - watcher.losses[lowest] < 2 * _NOISE:
         raise UserError(
             f"no rate from {_LOWEST:g} to {_HIGHEST:g} times the recipe's lowered the loss: set optimizer.lr and "
             "optimizer.adamw_lr nearer by hand"
         )
-    share, names = _SHARES[whole.optimizer.name]
-    suggested = watcher.factors[best] * share
+    multiple, names = _MULTIPLES[whole.optimizer.name]
+    suggested = watcher.factors[_fastest_fall(watcher.losses[: lowest + 1], steps // 10)] * multiple
     rates = {f"optimizer.{name}": float(f"{getattr(whole.optimizer, name) * suggested:.2g}") for name in names}
-    return Range(tuple(watcher.factors), tuple(watcher.losses), suggested, share, rates)
+    return Range(tuple(watcher.factors), tuple(watcher.losses), suggested, multiple, rates)
 
 
 # A run with nothing but steps.
@@ -297,3 +298,9 @@ def _lowest_before_the_rise(losses: Sequence[float]) -> int:
             break
         best = step if loss < losses[best] else best
     return best
+
+
+def _fastest_fall(losses: Sequence[float], steps: int) -> int:
+    """The middle of those `steps` over which the loss fell most; of all, where there are fewer."""
+    steps = max(1, min(steps, len(losses) - 1))
+    return max(range(len(losses) - steps), key=lambda step: losses[step] - losses[step + steps]) + steps // 2
