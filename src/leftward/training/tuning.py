@@ -189,7 +189,8 @@ def _link(source: Path, target: Path) -> None:
 _LOWEST, _HIGHEST = 1e-3, 1e2  # times the rates of the recipe
 _SMOOTHING = 0.9
 _NOISE = 0.05  # nats: so much a smoothed loss moves by itself
-# What is suggested, and the rates that it is of: what whole runs of shakespeare-char liked best (docs/training.md).
+# How many times the factor of the fastest fall is suggested, and for which rates: what whole runs of shakespeare-char
+# liked best, in two shapes (docs/log.md).
 _MULTIPLES = {"muon": (8.0, ("lr", "adamw_lr")), "adamw": (1.0, ("adamw_lr",))}
 # Shares of what the loss has fallen: above the lowest by the first it rises again, by the second all is seen.
 _RISE, _ENOUGH = 0.03, 0.3
